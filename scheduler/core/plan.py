@@ -1,0 +1,76 @@
+"""What one step is made of: the plan that goes to the worker, and what `schedule` may answer instead of one.
+
+A plan is packed columns and diffs. Its parts are applied in the order of their fields: releases, admissions, table
+edits, scheduled tokens. Columns that belong together have the same length. Plans are immutable and compare by value, so
+two runs of the core can be compared plan by plan.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from scheduler.core.sequence import Sampling
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Admission:
+    """Gives a worker's row to a sequence: a new prompt, a prefix hit or a recompute.
+
+    token_ids: all settled tokens, the prompt's `num_prompt_tokens` first.
+    blocks: the block table so far.
+    num_computed_tokens: leading tokens whose KV is in the blocks already.
+    output_index: index of the next token to be sampled, the counter of its draw.
+    """
+
+    sequence_id: int
+    row: int
+    num_prompt_tokens: int
+    token_ids: tuple[int, ...]
+    blocks: tuple[int, ...]
+    num_computed_tokens: int
+    sampling: Sampling
+    adapter_id: int
+    seed: int
+    output_index: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepPlan:
+    """One step of one worker.
+
+    edit_rows, edit_indices, edit_blocks: entries to set in block tables.
+    rows, num_tokens, max_samples: tokens to compute per row, in the order in which the result reports them; max_samples
+    is 1 where the last known token is among them, so that the next one can be drawn, else 0.
+    """
+
+    step_id: int
+    released_rows: tuple[int, ...] = ()
+    admissions: tuple[Admission, ...] = ()
+    edit_rows: tuple[int, ...] = ()
+    edit_indices: tuple[int, ...] = ()
+    edit_blocks: tuple[int, ...] = ()
+    rows: tuple[int, ...] = ()
+    num_tokens: tuple[int, ...] = ()
+    max_samples: tuple[int, ...] = ()
+
+    def __post_init__(self) -> None:
+        if not self.rows:
+            raise ValueError(f"step {self.step_id}: a plan must schedule at least one row")
+        if not len(self.rows) == len(self.num_tokens) == len(self.max_samples):
+            raise ValueError(f"step {self.step_id}: scheduled columns differ in length")
+        if not len(self.edit_rows) == len(self.edit_indices) == len(self.edit_blocks):
+            raise ValueError(f"step {self.step_id}: table edit columns differ in length")
+
+
+@dataclass(frozen=True, slots=True)
+class Waiting:
+    """Nothing can be planned before a result is back: the pipeline is full, or all that could run awaits a token."""
+
+
+@dataclass(frozen=True, slots=True)
+class Idle:
+    """There is nothing to run and no result to wait for."""
+
+
+WAITING = Waiting()
+IDLE = Idle()

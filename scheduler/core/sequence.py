@@ -1,0 +1,47 @@
+"""What the core is told about a sequence when it is added."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sampling:
+    """Resolved sampling parameters. The core passes them on to the worker and never looks inside.
+
+    temperature: 0 is greedy. top_k: 0 is off. top_p: 1 is off. min_p: 0 is off.
+    num_logprobs: None for no logprobs, 0 for the sampled token's only, k for the k most likely besides.
+    """
+
+    temperature: float = 0.0
+    top_k: int = 0
+    top_p: float = 1.0
+    min_p: float = 0.0
+    num_logprobs: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SequenceSpec:
+    """A sequence as it is added to the core.
+
+    sequence_id: unique over the life of the scheduler.
+    prompt: token ids, at least one.
+    max_tokens: tokens to generate at most, >= 1.
+    stop_token_ids: ids that end the sequence (EOS among them unless the caller ignores it).
+    seed: of the draws.
+    tenant: whom its blocks are charged to.
+    priority: lower goes first; ties go in order of arrival.
+    cache_salt: part of every prefix key; sequences share blocks only with equal salts.
+    deadline_ns: on the clock that `schedule` is given; None is no deadline.
+    """
+
+    sequence_id: int
+    prompt: tuple[int, ...]
+    max_tokens: int
+    stop_token_ids: frozenset[int] = frozenset()
+    sampling: Sampling = Sampling()
+    seed: int = 0
+    tenant: str = ""
+    priority: int = 0
+    cache_salt: str = ""
+    deadline_ns: int | None = None

@@ -1,0 +1,67 @@
+"""The narrow interface between front ends and the engine.
+
+Down go `Add` and `Cancel`, up comes one `StepUpdate` per step: plain, frozen, picklable values, so that a front end can
+be a thread, a task or another process. Times are nanoseconds on the engine's monotonic clock.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from scheduler.core.result import End
+from scheduler.core.sequence import SequenceSpec
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Add:
+    """A sequence to serve."""
+
+    spec: SequenceSpec
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cancel:
+    """The caller of a sequence went away. Unknown and ended ids are ignored."""
+
+    sequence_id: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Started:
+    """A sequence was admitted for the first time; the first `cached_tokens` of its prompt came from the prefix cache."""
+
+    sequence_id: int
+    cached_tokens: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rejected:
+    """A sequence was refused by the core and holds nothing.
+
+    kind: class name of the domain error (`scheduler.core.errors`). field, value, limit: what was wrong with what.
+    """
+
+    sequence_id: int
+    kind: str
+    message: str
+    field: str
+    value: str
+    limit: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepUpdate:
+    """All that one step, or one turn of the engine without a step, has for a front end.
+
+    Columns sequence_ids .. top_logprobs as in `scheduler.core.result.StepOutput`; at most one token per sequence.
+    """
+
+    now_ns: int
+    started: tuple[Started, ...] = ()
+    rejected: tuple[Rejected, ...] = ()
+    sequence_ids: tuple[int, ...] = ()
+    token_ids: tuple[int, ...] = ()
+    logprobs: tuple[float, ...] = ()
+    top_tokens: tuple[tuple[int, ...], ...] = ()
+    top_logprobs: tuple[tuple[float, ...], ...] = ()
+    ends: tuple[End, ...] = ()

@@ -1,0 +1,85 @@
+"""The one interface between models and kernels.
+
+A backend is chosen once, when the worker starts, and passed to the model's constructor; nothing else asks what device or
+instruction set there is. Shapes: T tokens of a step, S sequences, H query heads, G key/value heads, D head size, N
+blocks, B tokens per block. Activations are float32 on the `cpu` backend and of the model's dtype on the others.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Protocol
+
+import torch
+
+
+class Linear(Protocol):
+    """A prepared linear layer: y = x @ weight.T + bias."""
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        """x [T, K] -> [T, N]."""
+        ...
+
+
+class Backend(Protocol):
+    """The ops of a transformer over a paged KV cache."""
+
+    name: str
+    device: torch.device
+    activation_dtype: torch.dtype
+
+    def prepare_linear(self, weight: torch.Tensor, bias: torch.Tensor | None) -> Linear:
+        """Packs weight [N, K] and bias [N] once, at load; the tensors given may be freed afterwards."""
+        ...
+
+    def rms_norm(self, x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
+        """x [..., C], weight [C] -> x * rsqrt(mean(x^2) + eps) * weight, same shape."""
+        ...
+
+    def add_rms_norm(
+        self, x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float
+    ) -> torch.Tensor:
+        """residual += x in place, then rms_norm of it. x, residual [T, C]."""
+        ...
+
+    def rope_and_cache(
+        self,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        cos_sin: torch.Tensor,
+        positions: torch.Tensor,
+        key_cache: torch.Tensor,
+        value_cache: torch.Tensor,
+        slot_mapping: torch.Tensor,
+    ) -> None:
+        """Rotates q [T, H, D] and k [T, G, D] in place (halves layout: element i pairs with i + D/2) by
+        cos_sin [max positions, D] (cosines of D/2 angles, then sines, float32) at positions [T] (int32), then writes k
+        and v [T, G, D] to slot slot_mapping [T] (int64, block * B + offset) of key_cache and value_cache [N, G, B, D].
+        q, k and v may be strided views of one fused projection: only the last dimension must be contiguous, and the
+        head dimension dense (stride D)."""
+        ...
+
+    def attention(
+        self,
+        q: torch.Tensor,
+        key_cache: torch.Tensor,
+        value_cache: torch.Tensor,
+        query_start_loc: torch.Tensor,
+        seq_lens: torch.Tensor,
+        block_tables: torch.Tensor,
+        scale: float,
+        window: int,
+    ) -> torch.Tensor:
+        """Causal attention of each sequence's last queries over its paged keys and values; varlen, so one call serves
+        prefill, chunked prefill and decode. q [T, H, D]; query_start_loc [S + 1], seq_lens [S] (tokens in the cache, this
+        step's included), block_tables [S, max blocks] int32, entries past a sequence's length are undefined. window: 0
+        is none, w lets a query see itself and the w - 1 positions before. -> [T, H, D]."""
+        ...
+
+    def silu_and_mul(self, gate_up: torch.Tensor) -> torch.Tensor:
+        """gate_up [T, 2 I] -> silu(first half) * second half, [T, I]."""
+        ...
+
+    def describe(self) -> dict[str, Any]:
+        """What was chosen and detected, for the log line at start: instruction set, threads."""
+        ...
