@@ -28,7 +28,7 @@ class Cancel:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Started:
-    """A sequence was admitted for the first time; the first `cached_tokens` of its prompt came from the prefix cache."""
+    """A sequence was admitted for the first time, with `cached_tokens` of its prompt from the prefix cache."""
 
     sequence_id: int
     cached_tokens: int

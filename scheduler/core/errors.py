@@ -1,4 +1,4 @@
-"""Domain errors of the core. `add` raises them before it changes anything; nothing else of the core fails on input."""
+"""Domain errors of the core. Whatever raises one has changed nothing."""
 
 from __future__ import annotations
 
@@ -27,3 +27,7 @@ class NeverFitsError(SchedulerError):
 
 class QueueFullError(SchedulerError):
     """The waiting queue is at its limit; trying later may help."""
+
+
+class ResultMismatchError(SchedulerError):
+    """A worker's result does not answer the oldest plan in flight. The worker cannot be trusted any more."""

@@ -1,0 +1,69 @@
+"""The index from prefix keys to blocks.
+
+A block's key is a hash over its parent's key and its own token ids, so it stands for the whole prefix up to its end.
+The chain starts from a root that covers the model, the adapter and the caller's salt; every part is typed and
+length-prefixed, so no two different inputs give the same bytes. On a hit the token ids are compared besides: a
+colliding hash is a miss.
+"""
+
+from __future__ import annotations
+
+from array import array
+from hashlib import blake2b
+
+_DIGEST_BYTES = 16
+
+
+def root_key(model_key: bytes, adapter_id: int, cache_salt: str) -> bytes:
+    """The key that the first block of such a sequence chains from."""
+    digest = blake2b(digest_size=_DIGEST_BYTES, person=b"octavo-prefix")
+    for kind, part in ((b"m", model_key), (b"a", adapter_id.to_bytes(8, "big")), (b"s", cache_salt.encode())):
+        digest.update(kind + len(part).to_bytes(8, "big") + part)
+    return digest.digest()
+
+
+def chain_key(parent: bytes, token_bytes: bytes) -> bytes:
+    """The key of a full block that follows `parent`. All blocks hold equally many tokens, so no length is needed."""
+    return blake2b(parent + token_bytes, digest_size=_DIGEST_BYTES).digest()
+
+
+def token_bytes(token_ids: list[int]) -> bytes:
+    """Token ids in a fixed-width form, for hashing and comparing."""
+    return array("I", token_ids).tobytes()
+
+
+class PrefixCache:
+    """Which block holds which prefix. A key names one block at most, a block has one key at most."""
+
+    def __init__(self) -> None:
+        self._block_of: dict[bytes, int] = {}
+        self._entry_of: dict[int, tuple[bytes, bytes]] = {}
+
+    def __len__(self) -> int:
+        return len(self._block_of)
+
+    def __contains__(self, block: int) -> bool:
+        return block in self._entry_of
+
+    def find(self, key: bytes, tokens: bytes) -> int | None:
+        """The block that holds exactly this prefix, or None."""
+        block = self._block_of.get(key)
+        if block is None or self._entry_of[block][1] != tokens:
+            return None
+        return block
+
+    def block_of(self, key: bytes) -> int | None:
+        """The block with this key, whatever its tokens."""
+        return self._block_of.get(key)
+
+    def insert(self, key: bytes, tokens: bytes, block: int) -> None:
+        """Makes a block findable, unless its prefix is already found elsewhere."""
+        if key not in self._block_of and block not in self._entry_of:
+            self._block_of[key] = block
+            self._entry_of[block] = (key, tokens)
+
+    def drop(self, block: int) -> None:
+        """Forgets a block; one that is not indexed is ignored."""
+        entry = self._entry_of.pop(block, None)
+        if entry is not None:
+            del self._block_of[entry[0]]
