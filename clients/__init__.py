@@ -1,0 +1,51 @@
+"""Python clients of an Octavo server.
+
+from clients import Client
+
+with Client("127.0.0.1:50051") as client:
+    for delta in client.generate("Once upon a time", max_tokens=40):
+        print(delta.text, end="", flush=True)
+"""
+
+from clients.aio import AsyncClient, AsyncDeltaStream
+from clients.errors import (
+    AlreadyExistsError,
+    DeadlineError,
+    InternalError,
+    InvalidRequestError,
+    NotFoundError,
+    OctavoError,
+    ResourceExhaustedError,
+    UnavailableError,
+    Violation,
+)
+from clients.request import Message, SamplingParams
+from clients.results import Completion, Delta, FinishReason, ModelInfo, TokenLogprob, TopLogprob, Usage
+from clients.stats import Stats
+from clients.sync import Client, DeltaStream
+
+__all__ = [
+    "AlreadyExistsError",
+    "AsyncClient",
+    "AsyncDeltaStream",
+    "Client",
+    "Completion",
+    "DeadlineError",
+    "Delta",
+    "DeltaStream",
+    "FinishReason",
+    "InternalError",
+    "InvalidRequestError",
+    "Message",
+    "ModelInfo",
+    "NotFoundError",
+    "OctavoError",
+    "ResourceExhaustedError",
+    "SamplingParams",
+    "Stats",
+    "TokenLogprob",
+    "TopLogprob",
+    "UnavailableError",
+    "Usage",
+    "Violation",
+]

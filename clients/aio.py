@@ -1,0 +1,144 @@
+"""The asynchronous client. `clients.sync` is its twin; what both share lies in the modules they import."""
+
+# ruff: noqa: ASYNC109 - the timeouts are gRPC's own: they travel to the server as the request's deadline.
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from types import TracebackType
+from typing import Any, Self, Unpack
+
+import grpc
+import grpc.aio
+
+from clients import admin_client, generation_client, health_client
+from clients.channel import OPTIONS
+from clients.errors import OctavoError
+from clients.request import RequestKeywords, make_request, single
+from clients.results import Completion, Delta, ModelInfo, Usage, join
+from clients.stats import Stats
+from clients.status_client import octavo_error
+
+
+class AsyncDeltaStream:
+    """The deltas of one request, in order. Iterate it once.
+
+    Closing it, leaving its `async with` block, cancelling the task that iterates it or dropping the last reference to
+    it cancels the call, and the server frees what the request holds. After a close the iteration ends.
+
+    request_id: known from the first delta on. usage: known after the last.
+    """
+
+    def __init__(self, call: Any) -> None:
+        self._call = call
+        self._messages = call.__aiter__()
+        self._ready: deque[Delta] = deque()
+        self._closed = False
+        self.request_id = ""
+        self.usage: Usage | None = None
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> Delta:
+        while not self._ready:
+            if self._closed:
+                raise StopAsyncIteration
+            try:
+                piece = generation_client.piece(await anext(self._messages))
+            except grpc.RpcError as error:
+                raise octavo_error(error) from None
+            except asyncio.CancelledError:
+                # gRPC raises this for a cancelled task, and also for a call that was cancelled on this side.
+                task = asyncio.current_task()
+                if task is None or task.cancelling():
+                    raise
+                if self._closed:
+                    raise StopAsyncIteration from None
+                raise OctavoError(grpc.StatusCode.CANCELLED, "the client was closed") from None
+            self.request_id = piece.request_id
+            self.usage = piece.usage
+            self._ready.extend(piece.deltas)
+        return self._ready.popleft()
+
+    async def aclose(self) -> None:
+        """Cancel the call if it has not ended, and drop what has not been read."""
+        self._closed = True
+        self._ready.clear()
+        self._call.cancel()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.aclose()
+
+
+class AsyncClient:
+    """A connection to an Octavo server at `target` (HOST:PORT). Cheap to share between tasks of one event loop.
+
+    The connection is made by the first call. Every method raises an `OctavoError` when its call fails. A `timeout` is
+    in seconds and covers the whole call; None waits for ever.
+    """
+
+    def __init__(self, target: str) -> None:
+        self._channel = grpc.aio.insecure_channel(target, options=OPTIONS)
+        self._generation = generation_client.GenerationStub(self._channel)
+        self._admin = admin_client.AdminStub(self._channel)
+        self._health = health_client.HealthStub(self._channel)
+
+    def generate(
+        self, prompt: str | None = None, *, timeout: float | None = None, **keywords: Unpack[RequestKeywords]
+    ) -> AsyncDeltaStream:
+        """Continue a prompt: text, or `messages=`, or `token_ids=`. Keywords: those of `RequestKeywords`.
+
+        Raises InvalidRequestError at once for a value that cannot be sent; the iteration raises what the server says.
+        """
+        message = generation_client.request_message(make_request(prompt, keywords))
+        return AsyncDeltaStream(self._generation.Generate(message, timeout=timeout))
+
+    async def complete(
+        self, prompt: str | None = None, *, timeout: float | None = None, **keywords: Unpack[RequestKeywords]
+    ) -> Completion:
+        """The whole answer at once, of a single sequence; otherwise like `generate`."""
+        stream = self.generate(prompt, timeout=timeout, **single(keywords))
+        async with stream:
+            deltas = [delta async for delta in stream]
+            return join(stream.request_id, deltas, stream.usage)
+
+    async def model_info(self, *, timeout: float | None = None) -> ModelInfo:
+        """The served model and the limits of a request."""
+        request = generation_client.model_info_request()
+        return generation_client.model_info(await _answer(self._generation.GetModelInfo(request, timeout=timeout)))
+
+    async def stats(self, *, timeout: float | None = None) -> Stats:
+        """Queues, blocks and counters of the scheduler as of its last step."""
+        return admin_client.stats(await _answer(self._admin.GetStats(admin_client.stats_request(), timeout=timeout)))
+
+    async def health(self, *, timeout: float | None = None) -> bool:
+        """Whether the server makes progress and takes requests. Raises UnavailableError if nobody answers."""
+        return health_client.is_serving(
+            await _answer(self._health.Check(health_client.health_request(), timeout=timeout))
+        )
+
+    async def aclose(self) -> None:
+        """Close the connection; streams that are still open are cancelled."""
+        await self._channel.close()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.aclose()
+
+
+async def _answer(call: Any) -> Any:
+    try:
+        return await call
+    except grpc.RpcError as error:
+        raise octavo_error(error) from None

@@ -1,0 +1,107 @@
+"""Between the clients' values and the messages of octavo.serving.v1.GenerationService."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import fields
+from typing import Any, Final
+
+import grpc
+
+from clients.errors import InvalidRequestError, Violation
+from clients.request import Request, SamplingParams
+from clients.results import Delta, FinishReason, ModelInfo, Piece, TokenLogprob, TopLogprob, Usage
+from octavo.serving.v1 import generation_pb2, generation_pb2_grpc, sampling_pb2
+
+GenerationStub: Final = generation_pb2_grpc.GenerationServiceStub
+
+_FINISH_REASONS: dict[int, FinishReason | None] = {
+    generation_pb2.FINISH_REASON_UNSPECIFIED: None,
+    generation_pb2.FINISH_REASON_STOP: FinishReason.STOP,
+    generation_pb2.FINISH_REASON_LENGTH: FinishReason.LENGTH,
+}
+
+
+def request_message(request: Request) -> generation_pb2.GenerateRequest:
+    """Raises InvalidRequestError for a value that its field cannot hold, for example a negative token id."""
+    message = generation_pb2.GenerateRequest()
+    for name in ("request_id", "tenant", "priority", "cache_salt", "model"):
+        _assign(message, name, getattr(request, name), name)
+    if request.prompt is not None:
+        _assign(message, "text", request.prompt, "prompt")
+    elif request.token_ids is not None:
+        message.token_ids.SetInParent()  # an empty prompt is the server's to refuse
+        _assign(message.token_ids, "ids", request.token_ids, "token_ids")
+    elif request.messages is not None:
+        message.chat.SetInParent()
+        for i, turn in enumerate(request.messages):
+            added = message.chat.messages.add()
+            _assign(added, "role", turn["role"], f"messages[{i}].role")
+            _assign(added, "content", turn["content"], f"messages[{i}].content")
+    message.sampling_params.CopyFrom(_sampling_message(request.sampling_params))
+    return message
+
+
+def _sampling_message(params: SamplingParams) -> sampling_pb2.SamplingParams:
+    message = sampling_pb2.SamplingParams()
+    for field in fields(params):
+        _assign(message, field.name, getattr(params, field.name), f"sampling_params.{field.name}")
+    return message
+
+
+def _assign(message: Any, name: str, value: object, path: str) -> None:
+    """Sets a field unless the value is None. `path` names it in the error."""
+    if value is None:
+        return
+    try:
+        if isinstance(value, Mapping):
+            getattr(message, name).update(value)
+        elif isinstance(value, Sequence) and not isinstance(value, str):
+            getattr(message, name).extend(value)
+        else:
+            setattr(message, name, value)
+    except (TypeError, ValueError) as error:
+        description = f"{value!r} does not fit the field: {error}"
+        raise InvalidRequestError(
+            grpc.StatusCode.INVALID_ARGUMENT, f"{path}: {description}", violations=[Violation(path, description)]
+        ) from None
+
+
+def piece(response: generation_pb2.GenerateResponse) -> Piece:
+    """One message of the stream as values."""
+    return Piece(
+        request_id=response.request_id,
+        deltas=tuple(_delta(delta) for delta in response.deltas),
+        usage=_usage(response.usage) if response.HasField("usage") else None,
+    )
+
+
+def _delta(delta: generation_pb2.SequenceDelta) -> Delta:
+    return Delta(
+        index=delta.index,
+        text=delta.text,
+        token_ids=tuple(delta.token_ids),
+        logprobs=tuple(_logprob(entry) for entry in delta.logprobs),
+        finish_reason=_FINISH_REASONS.get(delta.finish_reason, FinishReason.UNKNOWN),
+        stop_token_id=delta.stop_token_id if delta.HasField("stop_token_id") else None,
+    )
+
+
+def _logprob(entry: generation_pb2.TokenLogprob) -> TokenLogprob:
+    top = tuple(TopLogprob(token_id=other.token_id, logprob=other.logprob) for other in entry.top)
+    return TokenLogprob(token_id=entry.token_id, logprob=entry.logprob, top=top)
+
+
+def _usage(usage: generation_pb2.Usage) -> Usage:
+    return Usage(**{field.name: getattr(usage, field.name) for field in fields(Usage)})
+
+
+def model_info_request() -> generation_pb2.GetModelInfoRequest:
+    """The request of GetModelInfo."""
+    return generation_pb2.GetModelInfoRequest()
+
+
+def model_info(response: generation_pb2.GetModelInfoResponse) -> ModelInfo:
+    """The served model as values."""
+    values = {field.name: getattr(response, field.name) for field in fields(ModelInfo)}
+    return ModelInfo(**values | {"eos_token_ids": tuple(response.eos_token_ids)})

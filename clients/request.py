@@ -1,0 +1,137 @@
+"""What a caller may ask for. Field by field the meaning is that of generation.proto and sampling.proto.
+
+A parameter that is None is not sent: the model's generation_config decides, then the server's default. The server
+checks ranges; what the wire format cannot hold at all is refused when the request is made.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields, replace
+from typing import Any, TypedDict
+
+
+class Message(TypedDict):
+    """One turn of a conversation. role: "system", "user", "assistant" or what else the chat template knows."""
+
+    role: str
+    content: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SamplingParams:
+    """How tokens are drawn and when a generation ends."""
+
+    temperature: float | None = None
+    top_k: int | None = None
+    top_p: float | None = None
+    min_p: float | None = None
+    seed: int | None = None
+    max_tokens: int | None = None
+    min_tokens: int | None = None
+    stop_token_ids: Sequence[int] | None = None
+    stop: Sequence[str] | None = None
+    include_stop_in_output: bool | None = None
+    ignore_eos: bool | None = None
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
+    repetition_penalty: float | None = None
+    logit_bias: Mapping[int, float] | None = None
+    allowed_token_ids: Sequence[int] | None = None
+    bad_words: Sequence[str] | None = None
+    logprobs: int | None = None
+    prompt_logprobs: int | None = None
+    n: int | None = None
+    skip_special_tokens: bool | None = None
+    spaces_between_special_tokens: bool | None = None
+    echo: bool | None = None
+
+
+class SamplingKeywords(TypedDict, total=False):
+    """The fields of SamplingParams as keyword arguments of a call."""
+
+    temperature: float | None
+    top_k: int | None
+    top_p: float | None
+    min_p: float | None
+    seed: int | None
+    max_tokens: int | None
+    min_tokens: int | None
+    stop_token_ids: Sequence[int] | None
+    stop: Sequence[str] | None
+    include_stop_in_output: bool | None
+    ignore_eos: bool | None
+    presence_penalty: float | None
+    frequency_penalty: float | None
+    repetition_penalty: float | None
+    logit_bias: Mapping[int, float] | None
+    allowed_token_ids: Sequence[int] | None
+    bad_words: Sequence[str] | None
+    logprobs: int | None
+    prompt_logprobs: int | None
+    n: int | None
+    skip_special_tokens: bool | None
+    spaces_between_special_tokens: bool | None
+    echo: bool | None
+
+
+class RequestKeywords(SamplingKeywords, total=False):
+    """The keyword arguments of `generate` and `complete`, besides the prompt and the timeout.
+
+    messages, token_ids: the prompt, if it is not text.
+    sampling_params: a ready SamplingParams; sampling keywords given as well override its fields.
+    request_id: names the request in the server's logs; the server makes one if none is given.
+    tenant: whom the request is accounted to.
+    priority: lower goes first.
+    cache_salt: requests share cached prompt blocks only with requests of the same salt.
+    model: the served name; if given, another model is refused.
+    """
+
+    messages: Sequence[Message] | None
+    token_ids: Sequence[int] | None
+    sampling_params: SamplingParams | None
+    request_id: str
+    tenant: str
+    priority: int | None
+    cache_salt: str
+    model: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Request:
+    """A request as it is sent: one prompt of one kind and how to continue it."""
+
+    prompt: str | None = None
+    messages: Sequence[Message] | None = None
+    token_ids: Sequence[int] | None = None
+    sampling_params: SamplingParams = SamplingParams()
+    request_id: str = ""
+    tenant: str = ""
+    priority: int | None = None
+    cache_salt: str = ""
+    model: str = ""
+
+    def __post_init__(self) -> None:
+        kinds = [name for name in ("prompt", "messages", "token_ids") if getattr(self, name) is not None]
+        if len(kinds) != 1:
+            given = " and ".join(kinds) if kinds else "none"
+            raise TypeError(f"give exactly one of prompt, messages and token_ids, not {given}")
+
+
+_SAMPLING_FIELDS = frozenset(field.name for field in fields(SamplingParams))
+
+
+def make_request(prompt: str | None, keywords: RequestKeywords) -> Request:
+    """Sorts the keyword arguments of a call into a Request. Unknown ones raise TypeError, as any function does."""
+    others: dict[str, Any] = dict(keywords)
+    params: SamplingParams = others.pop("sampling_params", None) or SamplingParams()
+    sampling = {name: others.pop(name) for name in _SAMPLING_FIELDS & others.keys()}
+    return Request(prompt=prompt, sampling_params=replace(params, **sampling), **others)
+
+
+def single(keywords: RequestKeywords) -> RequestKeywords:
+    """The keywords, unless they ask for several sequences, which a single Completion cannot hold."""
+    params = keywords.get("sampling_params") or SamplingParams()
+    if (keywords.get("n") or params.n or 1) > 1:
+        raise ValueError("complete() returns one sequence; use generate() for n > 1")
+    return keywords

@@ -1,0 +1,129 @@
+"""The synchronous client. `clients.aio` is its twin; what both share lies in the modules they import."""
+
+from __future__ import annotations
+
+from collections import deque
+from types import TracebackType
+from typing import Any, Self, Unpack
+
+import grpc
+
+from clients import admin_client, generation_client, health_client
+from clients.channel import OPTIONS
+from clients.request import RequestKeywords, make_request, single
+from clients.results import Completion, Delta, ModelInfo, Usage, join
+from clients.stats import Stats
+from clients.status_client import octavo_error
+
+
+class DeltaStream:
+    """The deltas of one request, in order. Iterate it once.
+
+    Closing it (from any thread), leaving its `with` block or dropping the last reference to it cancels the call, and
+    the server frees what the request holds. After a close the iteration ends.
+
+    request_id: known from the first delta on. usage: known after the last.
+    """
+
+    def __init__(self, call: Any) -> None:
+        self._call = call
+        self._ready: deque[Delta] = deque()
+        self._closed = False
+        self.request_id = ""
+        self.usage: Usage | None = None
+
+    def __iter__(self) -> Self:
+        return self
+
+    def __next__(self) -> Delta:
+        while not self._ready:
+            if self._closed:
+                raise StopIteration
+            try:
+                piece = generation_client.piece(next(self._call))
+            except grpc.RpcError as error:
+                if self._closed:
+                    raise StopIteration from None
+                raise octavo_error(error) from None
+            self.request_id = piece.request_id
+            self.usage = piece.usage
+            self._ready.extend(piece.deltas)
+        return self._ready.popleft()
+
+    def close(self) -> None:
+        """Cancel the call if it has not ended, and drop what has not been read."""
+        self._closed = True
+        self._ready.clear()
+        self._call.cancel()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+class Client:
+    """A connection to an Octavo server at `target` (HOST:PORT). Threads may share it.
+
+    The connection is made by the first call. Every method raises an `OctavoError` when its call fails. A `timeout` is
+    in seconds and covers the whole call; None waits for ever.
+    """
+
+    def __init__(self, target: str) -> None:
+        self._channel = grpc.insecure_channel(target, options=OPTIONS)
+        self._generation = generation_client.GenerationStub(self._channel)
+        self._admin = admin_client.AdminStub(self._channel)
+        self._health = health_client.HealthStub(self._channel)
+
+    def generate(
+        self, prompt: str | None = None, *, timeout: float | None = None, **keywords: Unpack[RequestKeywords]
+    ) -> DeltaStream:
+        """Continue a prompt: text, or `messages=`, or `token_ids=`. Keywords: those of `RequestKeywords`.
+
+        Raises InvalidRequestError at once for a value that cannot be sent; the iteration raises what the server says.
+        """
+        message = generation_client.request_message(make_request(prompt, keywords))
+        return DeltaStream(self._generation.Generate(message, timeout=timeout))
+
+    def complete(
+        self, prompt: str | None = None, *, timeout: float | None = None, **keywords: Unpack[RequestKeywords]
+    ) -> Completion:
+        """The whole answer at once, of a single sequence; otherwise like `generate`."""
+        with self.generate(prompt, timeout=timeout, **single(keywords)) as stream:
+            deltas = list(stream)
+            return join(stream.request_id, deltas, stream.usage)
+
+    def model_info(self, *, timeout: float | None = None) -> ModelInfo:
+        """The served model and the limits of a request."""
+        request = generation_client.model_info_request()
+        return generation_client.model_info(_answer(self._generation.GetModelInfo, request, timeout))
+
+    def stats(self, *, timeout: float | None = None) -> Stats:
+        """Queues, blocks and counters of the scheduler as of its last step."""
+        return admin_client.stats(_answer(self._admin.GetStats, admin_client.stats_request(), timeout))
+
+    def health(self, *, timeout: float | None = None) -> bool:
+        """Whether the server makes progress and takes requests. Raises UnavailableError if nobody answers."""
+        return health_client.is_serving(_answer(self._health.Check, health_client.health_request(), timeout))
+
+    def close(self) -> None:
+        """Close the connection; streams that are still open are cancelled."""
+        self._channel.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+def _answer(method: Any, request: object, timeout: float | None) -> Any:
+    try:
+        return method(request, timeout=timeout)
+    except grpc.RpcError as error:
+        raise octavo_error(error) from None
