@@ -107,7 +107,7 @@ class SequenceEndedError(RequestError):
 
 @dataclass(frozen=True, slots=True)
 class Status:
-    """Row of the table. reason: stable, for ErrorInfo. retry_seconds: for RetryInfo; None where trying again is vain."""
+    """Row of the table. reason: stable, for ErrorInfo. retry_seconds: for RetryInfo; None if trying again is vain."""
 
     code: grpc.StatusCode
     reason: str

@@ -1,7 +1,7 @@
 """Reads the metadata of a GGUF file: the key-value pairs before the tensors, and nothing else.
 
 The `gguf` package indexes every string of the vocabulary into numpy arrays, which takes seconds; a tokenizer needs
-plain Python values. Format: https://github.com/ggml-org/ggml/blob/master/docs/gguf.md (little-endian, versions 2 and 3).
+plain Python values. Format (versions 2 and 3, little-endian): https://github.com/ggml-org/ggml/blob/master/docs/gguf.md
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _VERSIONS: Final = (2, 3)
 
 
 def read_metadata(path: Path) -> dict[str, MetadataValue]:
-    """All key-value pairs of the file. Raises UnsupportedModelError where it is no GGUF file that this code can read."""
+    """All key-value pairs of the file. Raises UnsupportedModelError where it is no GGUF file of a known version."""
     with path.open("rb") as file:
         reader = _Reader(file, path)
         magic = reader.read(4)
@@ -59,7 +59,9 @@ class _Reader:
         # A corrupt length must neither allocate its own size nor return short data.
         data = self._file.read(num_bytes) if num_bytes <= self._size else b""
         if len(data) != num_bytes:
-            raise UnsupportedModelError(f"{self._path}: truncated or corrupt, {num_bytes} bytes of metadata are missing")
+            raise UnsupportedModelError(
+                f"{self._path}: truncated or corrupt, {num_bytes} bytes of metadata are missing"
+            )
         return data
 
     def scalar(self, kind: int) -> int | float | bool:
