@@ -1,0 +1,138 @@
+"""A scheduler and a worker as real processes over loopback gRPC, and a client of them.
+
+The one place that knows the services' command lines. Every call of `Cluster.generate` carries a deadline, so that a
+hang is a failed test with a name and not a stuck run.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Unpack
+
+from clients import Client, Completion, DeltaStream, Stats
+from clients.request import RequestKeywords
+from clients.results import join
+from tests.integration.processes import WAIT_CAP_S, ServiceProcess, free_port, wait_until
+from tests.integration.withholding_proxy import WithholdingProxy
+
+EXACT = ("--exact", "--dtype", "float32")
+"""Worker arguments under which a sequence's tokens and logprobs do not depend on what else runs."""
+
+CALL_CAP_S = 120.0
+
+
+def collect(stream: DeltaStream) -> Completion:
+    """The whole answer of a stream of one sequence, to its end."""
+    deltas = list(stream)
+    return join(stream.request_id, deltas, stream.usage)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cluster:
+    """The processes and a client. proxy: what stands between the two, if the test asked for it."""
+
+    worker: ServiceProcess
+    scheduler: ServiceProcess
+    client: Client
+    proxy: WithholdingProxy | None
+
+    def generate(
+        self, prompt: str | None = None, *, timeout: float = CALL_CAP_S, **keywords: Unpack[RequestKeywords]
+    ) -> DeltaStream:
+        """Submits a request now; greedy unless told otherwise."""
+        if "temperature" not in keywords:
+            keywords["temperature"] = 0.0
+        return self.client.generate(prompt, timeout=timeout, **keywords)
+
+    def complete(
+        self, prompt: str | None = None, *, timeout: float = CALL_CAP_S, **keywords: Unpack[RequestKeywords]
+    ) -> Completion:
+        """Submits a request and waits for its end."""
+        return collect(self.generate(prompt, timeout=timeout, **keywords))
+
+    def stats(self) -> Stats:
+        """Queues, blocks and counters."""
+        return self.client.stats(timeout=10)
+
+    def wait_for(self, condition: Callable[[Stats], bool], what: str) -> Stats:
+        """Polls the stats until the condition holds."""
+        seen: list[Stats] = []
+
+        def holds() -> bool:
+            seen[:] = [self.stats()]
+            return condition(seen[0])
+
+        try:
+            wait_until(holds, what)
+        except TimeoutError as error:
+            raise TimeoutError(f"{error}; last seen: {seen[0]}") from None
+        return seen[0]
+
+    def wait_empty(self) -> Stats:
+        """Polls until nothing runs or waits and no block is used; checks that none was lost."""
+
+        def empty(stats: Stats) -> bool:
+            return not (stats.queues.running or stats.queues.waiting or stats.blocks.referenced)
+
+        stats = self.wait_for(empty, "nothing runs, nothing waits, no block is referenced")
+        assert stats.blocks.free + stats.blocks.cached == stats.blocks.total
+        return stats
+
+
+def worker_process(
+    model: Path | str, logs: Path, args: Sequence[str] = EXACT, env: Mapping[str, str] | None = None
+) -> ServiceProcess:
+    """A worker that is not started yet."""
+    port = free_port()
+    command = ["-m", "worker", "--model", str(model), "--port", str(port), *args]
+    return ServiceProcess("worker", command, port, logs / "worker.log", env)
+
+
+def scheduler_process(
+    model: Path | str, logs: Path, worker: str, args: Sequence[str] = (), env: Mapping[str, str] | None = None
+) -> ServiceProcess:
+    """A scheduler of the worker at that address that is not started yet."""
+    port = free_port()
+    command = ["-m", "scheduler", "--model", str(model), "--worker", worker, "--port", str(port), *args]
+    return ServiceProcess("scheduler", command, port, logs / "scheduler.log", env)
+
+
+@contextlib.contextmanager
+def cluster(
+    model: Path | str,
+    logs: Path,
+    *,
+    worker_args: Sequence[str] = (),
+    scheduler_args: Sequence[str] = (),
+    withhold: bool = False,
+    env: Mapping[str, str] | None = None,
+) -> Iterator[Cluster]:
+    """Both services, serving. logs: a directory for their logs. withhold: put a WithholdingProxy between them."""
+    logs.mkdir(parents=True, exist_ok=True)
+    with contextlib.ExitStack() as cleanup:
+        worker = worker_process(model, logs, [*EXACT, *worker_args], env)
+        cleanup.callback(worker.kill)
+        worker.start()
+        proxy = cleanup.enter_context(WithholdingProxy(worker.address)) if withhold else None
+        scheduler = scheduler_process(model, logs, proxy.address if proxy else worker.address, scheduler_args, env)
+        cleanup.callback(scheduler.kill)
+        scheduler.start()
+        worker.wait_serving()
+        scheduler.wait_serving()
+        client = cleanup.enter_context(Client(scheduler.address))
+        yield Cluster(worker=worker, scheduler=scheduler, client=client, proxy=proxy)
+
+
+__all__ = [
+    "CALL_CAP_S",
+    "EXACT",
+    "WAIT_CAP_S",
+    "Cluster",
+    "cluster",
+    "collect",
+    "scheduler_process",
+    "worker_process",
+]

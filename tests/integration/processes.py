@@ -1,0 +1,150 @@
+"""Services as child processes: start, kill, stop, restart on the same port, and always clean up.
+
+Every process writes its log to a file. A failing test shows the tails of the logs of all processes that it touched (see
+`conftest.py`). Waiting is polling with a cap.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import ClassVar, TypeVar
+
+import grpc
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+_T = TypeVar("_T")
+
+WAIT_CAP_S = 60.0
+LOG_TAIL_LINES = 40
+
+
+def free_port() -> int:
+    """A loopback port that was free a moment ago; taken up front so that a restarted service keeps its address."""
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        port: int = listener.getsockname()[1]
+    return port
+
+
+def wait_until(probe: Callable[[], _T], what: str, cap_s: float = WAIT_CAP_S) -> _T:
+    """Calls the probe until its answer is true and returns that; TimeoutError that names `what` after cap_s seconds."""
+    give_up = time.monotonic() + cap_s
+    while not (answer := probe()):
+        if time.monotonic() > give_up:
+            raise TimeoutError(f"not within {cap_s:.0f} s: {what}")
+        time.sleep(0.01)
+    return answer
+
+
+def child_environment(extra: Mapping[str, str] | None = None) -> dict[str, str]:
+    """The environment of a service: this repository's packages first, no network, and what the test adds."""
+    path = os.pathsep.join([str(REPOSITORY), str(REPOSITORY / "protos" / "gen")])
+    return {**os.environ, "PYTHONPATH": path, "HF_HUB_OFFLINE": "1", "PYTHONUNBUFFERED": "1", **(extra or {})}
+
+
+class ServiceProcess:
+    """A gRPC service on a port of 127.0.0.1. `command` is what follows the interpreter; it must make the service listen
+    on `port`."""
+
+    touched: ClassVar[list[ServiceProcess]] = []
+    """Processes since the last `forget_ended`, for the logs of a failing test."""
+
+    def __init__(
+        self, name: str, command: Sequence[str], port: int, log: Path, env: Mapping[str, str] | None = None
+    ) -> None:
+        self.name = name
+        self.port = port
+        self.log = log
+        self._command = [sys.executable, *command]
+        self._env = child_environment(env)
+        self._process: subprocess.Popen[bytes] | None = None
+        ServiceProcess.touched.append(self)
+
+    @property
+    def address(self) -> str:
+        """HOST:PORT."""
+        return f"127.0.0.1:{self.port}"
+
+    @property
+    def process(self) -> subprocess.Popen[bytes]:
+        """The process that was started last."""
+        if self._process is None:
+            raise RuntimeError(f"{self.name} was never started")
+        return self._process
+
+    def running(self) -> bool:
+        """Whether the process lives."""
+        return self._process is not None and self._process.poll() is None
+
+    def start(self) -> ServiceProcess:
+        """Starts the process, or starts it again after its end; the log is appended to."""
+        if self.running():
+            raise RuntimeError(f"{self.name} runs already")
+        with self.log.open("ab") as log:
+            self._process = subprocess.Popen(
+                self._command, env=self._env, cwd=REPOSITORY, stdout=log, stderr=subprocess.STDOUT
+            )
+        return self
+
+    def health(self) -> health_pb2.HealthCheckResponse.ServingStatus:
+        """What grpc.health.v1 answers for the server as a whole; UNKNOWN while nothing answers."""
+        with grpc.insecure_channel(self.address) as channel:
+            try:
+                request = health_pb2.HealthCheckRequest()
+                return health_pb2_grpc.HealthStub(channel).Check(request, timeout=2).status
+            except grpc.RpcError:
+                return health_pb2.HealthCheckResponse.UNKNOWN
+
+    def wait_serving(self) -> ServiceProcess:
+        """Waits for SERVING; RuntimeError with the log if the process ends before."""
+
+        def serving_or_ended() -> bool:
+            return not self.running() or self.health() == health_pb2.HealthCheckResponse.SERVING
+
+        wait_until(serving_or_ended, f"{self.name} on {self.address} is SERVING\n{self.log_tail()}")
+        if not self.running():
+            raise RuntimeError(f"{self.name} ended with {self.process.returncode}\n{self.log_tail()}")
+        return self
+
+    def kill(self) -> None:
+        """SIGKILL, also of a stopped process; returns when it is gone."""
+        if self.running():
+            self.process.send_signal(signal.SIGKILL)
+            self.process.wait(WAIT_CAP_S)
+
+    def pause(self) -> None:
+        """SIGSTOP."""
+        self.process.send_signal(signal.SIGSTOP)
+
+    def resume(self) -> None:
+        """SIGCONT."""
+        self.process.send_signal(signal.SIGCONT)
+
+    def terminate(self) -> None:
+        """SIGTERM; returns at once."""
+        self.process.send_signal(signal.SIGTERM)
+
+    def wait(self) -> int:
+        """Waits for the end and returns the exit code."""
+        return self.process.wait(WAIT_CAP_S)
+
+    def log_text(self) -> str:
+        """All that the process wrote, over all its starts."""
+        return self.log.read_text(errors="replace") if self.log.exists() else ""
+
+    def log_tail(self) -> str:
+        """The last lines of the log."""
+        return "\n".join(self.log_text().splitlines()[-LOG_TAIL_LINES:])
+
+    @classmethod
+    def forget_ended(cls) -> None:
+        """Drops ended processes from `touched`: their test is over."""
+        cls.touched = [process for process in cls.touched if process.running()]
