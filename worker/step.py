@@ -1,0 +1,173 @@
+"""The values of the step plane as the worker uses them: sessions, plans and results.
+
+Columns are one-dimensional int32 arrays; columns that belong together have the same length. `worker.wire` builds these
+from messages and checks all that can be checked without the rows' state; `worker.sequence_table` checks the rest.
+Values are immutable by convention: nobody writes into an array after it was put into one of these.
+"""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+IntColumn = npt.NDArray[np.int32]
+FloatColumn = npt.NDArray[np.float32]
+
+PROTOCOL_VERSION = 1
+"""Both ends of a stream must carry the same; it changes with every change of the step plane's meaning."""
+
+
+def no_ints() -> IntColumn:
+    """An empty column."""
+    return np.empty(0, np.int32)
+
+
+class PlanError(Exception):
+    """A plan that breaks the contract. It names the column, the value found and what is allowed; the stream ends."""
+
+    def __init__(self, column: str, value: object, limit: str) -> None:
+        super().__init__(f"{column}: {value} is not allowed, {limit}")
+        self.column = column
+        self.value = value
+        self.limit = limit
+
+
+class RowFlag(enum.IntEnum):
+    """What went wrong with a row of a step."""
+
+    OK = 0
+    NON_FINITE = 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Open:
+    """The first message of a stream; fields as in the protocol."""
+
+    protocol_version: int
+    config_digest: bytes
+    num_device_blocks: int
+    num_host_blocks: int
+    group_epoch: int
+    num_rows: int
+    max_num_batched_tokens: int
+    max_model_len: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Capacity:
+    """What this worker can do. One KV group, one rank.
+
+    block_size in tokens, bytes_per_block over all layers, window in tokens (0: none).
+    """
+
+    num_layers: int
+    block_size: int
+    window: int
+    bytes_per_block: int
+    num_device_blocks: int
+    num_host_blocks: int
+    logits_width: int
+    max_model_len: int
+    architecture: str
+    dtype: str
+    tokenizer_digest: bytes
+    weights_digest: bytes
+    config_digest: bytes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Limits:
+    """The bounds that the columns of a stream's plans are checked against; blocks and rows lie in 0 .. limit - 1."""
+
+    num_rows: int
+    num_device_blocks: int
+    num_host_blocks: int
+    block_size: int
+    logits_width: int
+    max_model_len: int
+    max_num_batched_tokens: int
+
+    @property
+    def max_blocks(self) -> int:
+        """Entries of a full block table."""
+        return -(-self.max_model_len // self.block_size)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sampling:
+    """Resolved sampling parameters of a row. temperature 0 is greedy; top_k 0, top_p 1 and min_p 0 are off.
+
+    num_logprobs: None for none, 0 for the sampled token's, k for the k most likely besides.
+    """
+
+    temperature: float
+    top_k: int
+    top_p: float
+    min_p: float
+    num_logprobs: int | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Admission:
+    """Gives a row to a sequence; all that the worker knows of it. output_index is that of the next token sampled."""
+
+    sequence_id: int
+    row: int
+    num_prompt_tokens: int
+    token_ids: IntColumn
+    blocks: IntColumn
+    num_computed_tokens: int
+    sampling: Sampling
+    seed: int
+    output_index: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BlockCopies:
+    """One phase of block copies: block sources[i] to block destinations[i]. The two columns share no destination."""
+
+    sources: IntColumn
+    destinations: IntColumn
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepPlan:
+    """One step. Parts are applied in the order of the fields.
+
+    edit_*: entries to set in block tables. rows, num_tokens, max_samples: what to compute, one entry per row.
+    """
+
+    step_id: int
+    released_rows: IntColumn
+    swap_out: BlockCopies
+    swap_in: BlockCopies
+    copy_on_write: BlockCopies
+    admissions: tuple[Admission, ...]
+    edit_rows: IntColumn
+    edit_indices: IntColumn
+    edit_blocks: IntColumn
+    rows: IntColumn
+    num_tokens: IntColumn
+    max_samples: IntColumn
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepResult:
+    """The answer to a plan; columns are in the order of its scheduled rows.
+
+    num_sampled: per row. tokens: row by row. logprobs, num_top: per token, or empty if no row asked.
+    top_tokens, top_logprobs: token by token. flags: per row, or empty if all are OK. execute_ns: duration of the step.
+    """
+
+    step_id: int
+    num_sampled: IntColumn
+    tokens: IntColumn
+    logprobs: FloatColumn
+    num_top: IntColumn
+    top_tokens: IntColumn
+    top_logprobs: FloatColumn
+    flags: IntColumn
+    execute_ns: int
