@@ -1,0 +1,59 @@
+"""Opens a checkpoint and makes a model of it: the two calls that the worker's start consists of."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from worker.backend.protocol import Backend
+from worker.loader.checkpoint import Checkpoint, check_shapes
+from worker.loader.errors import ModelConfigError
+from worker.loader.gguf_checkpoint import GGUFCheckpoint
+from worker.loader.resolve import GGUFFile, ModelFiles
+from worker.loader.safetensors_checkpoint import SafetensorsCheckpoint
+from worker.models.config import ModelConfig
+from worker.models.decoder import Decoder
+
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoadedModel:
+    """A model ready to run. dtype: of its matrices, and of the KV cache to make for it."""
+
+    model: Decoder
+    config: ModelConfig
+    dtype: torch.dtype
+    weights_digest: bytes
+    tokenizer_digest: bytes
+
+
+def open_checkpoint(files: ModelFiles) -> Checkpoint:
+    """Reads configuration and tensor list, no weights. Raises ModelError."""
+    return GGUFCheckpoint(files.path) if isinstance(files, GGUFFile) else SafetensorsCheckpoint(files)
+
+
+def choose_dtype(name: str, config: ModelConfig) -> torch.dtype:
+    """The storage type that --dtype names: "float32", "bfloat16", or "auto" for the checkpoint's own (float16 and GGUF
+    files become bfloat16). Raises ModelConfigError for another name."""
+    if name == "auto":
+        return config.checkpoint_dtype
+    if name not in DTYPES:
+        raise ModelConfigError(f"--dtype is {name!r}, must be one of auto, {', '.join(DTYPES)}")
+    return DTYPES[name]
+
+
+def load_model(checkpoint: Checkpoint, backend: Backend, dtype: torch.dtype) -> LoadedModel:
+    """Reads the weights into a model on the backend's device; memory peaks at one copy of the model and one tensor.
+
+    Raises WeightsError if the tensors are not those that the configuration asks for.
+    """
+    check_shapes(checkpoint.config, checkpoint.shapes)
+    return LoadedModel(
+        model=Decoder(checkpoint.config, backend, checkpoint, dtype),
+        config=checkpoint.config,
+        dtype=dtype,
+        weights_digest=checkpoint.weights_digest,
+        tokenizer_digest=checkpoint.tokenizer_digest,
+    )

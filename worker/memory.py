@@ -1,0 +1,72 @@
+"""How many KV cache blocks the worker's memory holds.
+
+Asked once, after the weights are loaded: a fraction of what is free then is the cache's, the rest is for activations.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+
+from worker.cgroup import memory_headroom
+from worker.kv_cache import KVCacheSpec
+
+GIB = 1 << 30
+
+
+class KVCacheMemoryError(ValueError):
+    """The flags and the memory there is leave room for no KV cache."""
+
+
+def num_kv_blocks(
+    spec: KVCacheSpec,
+    device: torch.device,
+    *,
+    num_gpu_blocks_override: int | None,
+    kv_cache_memory_bytes: int | None,
+    gpu_memory_utilization: float,
+) -> int:
+    """Blocks to allocate: the override, else what fits into the bytes given, else into a fraction of available memory.
+
+    Raises KVCacheMemoryError, naming the flag and the figures, where not one block fits or the override does not.
+    """
+    available = available_memory(device)
+    if num_gpu_blocks_override is not None:
+        needed = num_gpu_blocks_override * spec.bytes_per_block
+        if num_gpu_blocks_override < 1:
+            raise KVCacheMemoryError(f"--num-gpu-blocks-override is {num_gpu_blocks_override}, must be at least 1")
+        if needed > available:
+            raise KVCacheMemoryError(
+                f"--num-gpu-blocks-override {num_gpu_blocks_override} needs {needed / GIB:.2f} GiB "
+                f"({spec.bytes_per_block} bytes per block), {available / GIB:.2f} GiB are available"
+            )
+        return num_gpu_blocks_override
+    if kv_cache_memory_bytes is not None:
+        if kv_cache_memory_bytes > available:
+            raise KVCacheMemoryError(
+                f"--kv-cache-memory-bytes {kv_cache_memory_bytes} is more than the {available} bytes available"
+            )
+        return _blocks_in(kv_cache_memory_bytes, spec, f"--kv-cache-memory-bytes {kv_cache_memory_bytes}")
+    if not 0 < gpu_memory_utilization <= 1:
+        raise KVCacheMemoryError(f"--gpu-memory-utilization is {gpu_memory_utilization}, must be in (0, 1]")
+    budget = int(available * gpu_memory_utilization)
+    return _blocks_in(budget, spec, f"--gpu-memory-utilization {gpu_memory_utilization} of {available} bytes available")
+
+
+def available_memory(device: torch.device) -> int:
+    """Bytes that can still be allocated on the device: free memory of a GPU; of a CPU what the kernel calls available,
+    less where a control group sets a lower limit."""
+    if device.type == "cuda":
+        return torch.cuda.mem_get_info(device)[0]
+    fields = dict(line.split(":", 1) for line in Path("/proc/meminfo").read_text().splitlines())
+    available = int(fields["MemAvailable"].split()[0]) * 1024  # the file counts in kB
+    headroom = memory_headroom()
+    return available if headroom is None else min(available, headroom)
+
+
+def _blocks_in(num_bytes: int, spec: KVCacheSpec, source: str) -> int:
+    blocks = num_bytes // spec.bytes_per_block
+    if blocks < 1:
+        raise KVCacheMemoryError(f"{source} holds no KV cache block; one takes {spec.bytes_per_block} bytes")
+    return blocks
