@@ -36,6 +36,7 @@ class KVCache:
     def __init__(self, spec: KVCacheSpec, num_blocks: int, device: torch.device) -> None:
         self.spec = spec
         self.num_blocks = num_blocks
+        self.device = device
         shape = (2, spec.num_layers, num_blocks, spec.num_kv_heads, spec.block_size, spec.head_dim)
         self._storage = torch.empty(shape, dtype=spec.dtype, device=device)
         self.keys = list(self._storage[0].unbind(0))
@@ -46,7 +47,6 @@ class KVCache:
         distinct, and lengths equal."""
         if not sources:
             return
-        device = self._storage.device
-        source = torch.tensor(sources, dtype=torch.int64, device=device)
-        destination = torch.tensor(destinations, dtype=torch.int64, device=device)
+        source = torch.tensor(sources, dtype=torch.int64, device=self.device)
+        destination = torch.tensor(destinations, dtype=torch.int64, device=self.device)
         self._storage.index_copy_(2, destination, self._storage.index_select(2, source))

@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Protocol
 
-import torch
-
 from worker.loader.errors import WeightsError
 from worker.models.config import ModelConfig
 from worker.models.weights import LM_HEAD, WeightReader, weight_shapes
@@ -32,7 +30,6 @@ class Checkpoint(WeightReader, Protocol):
     def tokenizer_digest(self) -> bytes:
         """SHA-256 of tokenizer.json, or of a GGUF file's token list joined by NUL; empty where there is none."""
         ...
-
 
 
 def check_shapes(config: ModelConfig, shapes: Mapping[str, tuple[int, ...]]) -> None:

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 
 from worker.loader.digest import weights_digest
-from worker.loader.errors import ModelConfigError, UnsupportedModelError, WeightsError
+from worker.loader.errors import UnsupportedModelError, WeightsError
 from worker.loader.gguf_config import ROPE_DIVISORS, gguf_architecture, read_gguf_config
 from worker.models.config import ModelConfig
 from worker.models.weights import weight_shapes
@@ -34,7 +34,9 @@ class GGUFCheckpoint:
         self._tensors = {tensor.name: tensor for tensor in self._reader.tensors}
         for tensor in self._reader.tensors:
             if not _can_dequantise(tensor.tensor_type):
-                raise UnsupportedModelError(f"GGUF type {tensor.tensor_type.name} of tensor {tensor.name}", _gguf_types())
+                raise UnsupportedModelError(
+                    f"GGUF type {tensor.tensor_type.name} of tensor {tensor.name}", _gguf_types()
+                )
         metadata = _scalars(self._reader)
         self._architecture = gguf_architecture(metadata)
         divisors = self._tensors.pop(ROPE_DIVISORS, None)
@@ -70,9 +72,7 @@ class GGUFCheckpoint:
         out.copy_(torch.from_numpy(np.require(values, requirements="W")))  # torch warns of arrays it could not write to
 
     def _gguf_names(self) -> dict[str, str]:
-        architecture = next(
-            key for key, name in gguf.MODEL_ARCH_NAMES.items() if name == self._architecture.gguf_name
-        )
+        architecture = next(key for key, name in gguf.MODEL_ARCH_NAMES.items() if name == self._architecture.gguf_name)
         name_map = gguf.get_tensor_name_map(architecture, self.config.num_layers)
         wanted = {name_map.get_name(name, (".weight", ".bias")): name for name in weight_shapes(self.config)}
         return {wanted.get(name, name): name for name in self._tensors}
@@ -89,9 +89,7 @@ def _open(path: Path) -> Any:
 
 def _scalars(reader: Any) -> dict[str, Any]:
     """Metadata that are single values; arrays (the tokenizer's) take seconds to convert and are not needed."""
-    return {
-        key: field.contents() for key, field in reader.fields.items() if field.types[0] != gguf.GGUFValueType.ARRAY
-    }
+    return {key: field.contents() for key, field in reader.fields.items() if field.types[0] != gguf.GGUFValueType.ARRAY}
 
 
 def _shape(tensor: Any) -> tuple[int, ...]:

@@ -38,7 +38,9 @@ def _architecture(raw: dict[str, Any]) -> Architecture:
     names = raw.get("architectures") or []
     architecture = next((ARCHITECTURES[name] for name in names if name in ARCHITECTURES), None)
     if architecture is None:
-        what = ", ".join(names) if names else f"a config.json without architectures (model_type {raw.get('model_type')!r})"
+        what = (
+            ", ".join(names) if names else f"a config.json without architectures (model_type {raw.get('model_type')!r})"
+        )
         raise UnsupportedModelError(f"architecture {what}", ARCHITECTURES)
     quantization = raw.get("quantization_config")
     if quantization:

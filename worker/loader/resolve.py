@@ -48,7 +48,9 @@ def resolve_model(model: str, revision: str | None = None) -> ModelFiles:
         return _in_directory(path)
     if path.is_file():
         if path.suffix != ".gguf":
-            raise ModelNotFoundError(f"model {model!r} is a file but not a .gguf file; name a .gguf file or a directory")
+            raise ModelNotFoundError(
+                f"model {model!r} is a file but not a .gguf file; name a .gguf file or a directory"
+            )
         return GGUFFile(path=path)
     if not _HUB_ID.fullmatch(model) or path.suffix == ".gguf":
         raise ModelNotFoundError(f"model {model!r} not found: no such directory or file, and not a Hub id (ORG/NAME)")
@@ -98,6 +100,6 @@ def _from_hub(model: str, revision: str | None) -> Path:
         at = f" at revision {revision!r}" if revision else ""
         reason = (str(error).strip().splitlines() or [""])[0]
         raise ModelNotFoundError(
-            f"model {model!r}{at} not found: no such directory or file, and as a Hub id: {type(error).__name__}: {reason}"
+            f"model {model!r}{at} not found: no such directory or file, and of the Hub: {type(error).__name__}: {reason}"
         ) from error
     return Path(directory)

@@ -69,7 +69,9 @@ class ModelConfig:
         if self.head_dim % 2:
             raise ValueError(f"head_dim is {self.head_dim}, must be even")
         if len(self.rope.inv_freq) != self.head_dim // 2:
-            raise ValueError(f"rope has {len(self.rope.inv_freq)} frequencies, head_dim {self.head_dim} needs half that")
+            raise ValueError(
+                f"rope has {len(self.rope.inv_freq)} frequencies, head_dim {self.head_dim} needs half that"
+            )
         if self.sliding_window < 0:
             raise ValueError(f"sliding_window is {self.sliding_window}, must be 0 (none) or more")
 

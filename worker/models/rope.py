@@ -39,7 +39,9 @@ def make_rope(parameters: Mapping[str, Any], head_dim: int) -> Rope:
         return _rope(_llama3(_inv_freq(theta, head_dim), parameters))
     if rope_type == "yarn":
         return _yarn(theta, head_dim, parameters)
-    raise UnsupportedRopeError(f"rope_type {rope_type!r} is not supported; supported: {', '.join(SUPPORTED_ROPE_TYPES)}")
+    raise UnsupportedRopeError(
+        f"rope_type {rope_type!r} is not supported; supported: {', '.join(SUPPORTED_ROPE_TYPES)}"
+    )
 
 
 def divide_frequencies(rope: Rope, divisors: Sequence[float]) -> Rope:
