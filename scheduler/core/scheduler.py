@@ -95,6 +95,10 @@ class Scheduler:
         sequence = self._live.get(sequence_id)
         return None if sequence is None else self._end(sequence, reason)
 
+    def finish_all(self, reason: EndReason) -> tuple[End, ...]:
+        """Ends every live sequence, running ones first, in order of service."""
+        return tuple(self._end(sequence, reason) for sequence in [*self._running, *self._waiting])
+
     def expire(self, now_ns: int) -> tuple[End, ...]:
         """Ends all sequences whose deadline has passed, in whatever queue."""
         ends = []

@@ -1,0 +1,52 @@
+"""The scheduler's configuration, validated once."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+class ConfigError(Exception):
+    """A flag has a value that cannot be; the message names the flag, the value and the limit."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SchedulerConfig:
+    """One field per flag of `python -m scheduler`, of the same name; see `scheduler.flags` for meanings and units."""
+
+    model: str
+    revision: str | None = None
+    served_model_name: str | None = None
+    host: str = "127.0.0.1"
+    port: int = 50051
+    worker: str = "127.0.0.1:50052"
+    max_model_len: int | None = None
+    max_num_seqs: int = 64
+    max_num_batched_tokens: int = 512
+    max_plans_in_flight: int = 2
+    max_num_waiting: int = 4096
+    enable_prefix_caching: bool = True
+    worker_grace: float = 60.0
+    drain_grace: float = 30.0
+    log_level: str = "info"
+    log_format: str = "auto"
+
+    def __post_init__(self) -> None:
+        if not self.model:
+            raise ConfigError("--model is required")
+        self._at_least("max_num_seqs", 1)
+        self._at_least("max_num_waiting", 1)
+        self._at_least("max_num_batched_tokens", self.max_num_seqs, "--max-num-seqs")
+        self._at_least("worker_grace", 0)
+        self._at_least("drain_grace", 0)
+        if self.max_model_len is not None:
+            self._at_least("max_model_len", 2)
+        if self.max_plans_in_flight not in (1, 2):
+            raise ConfigError(f"--max-plans-in-flight must be 1 or 2, is {self.max_plans_in_flight}")
+        if not 0 <= self.port <= 65535:
+            raise ConfigError(f"--port must be in [0, 65535], is {self.port}")
+
+    def _at_least(self, field: str, limit: float, why: str = "") -> None:
+        value = getattr(self, field)
+        if not value >= limit:
+            flag = "--" + field.replace("_", "-")
+            raise ConfigError(f"{flag} must be at least {limit}{f' ({why})' if why else ''}, is {value}")

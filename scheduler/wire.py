@@ -1,0 +1,137 @@
+"""Translation between the core's plans and results and the messages of the step plane. Nothing else knows both."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from octavo.worker.v1alpha1 import worker_pb2 as pb
+from scheduler.core.plan import Admission, StepPlan
+from scheduler.core.result import RowFlag, StepResult
+
+PROTOCOL_VERSION = 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerCapacity:
+    """What a worker says of itself, as far as the scheduler uses it. Lengths in tokens."""
+
+    num_blocks: int
+    block_size: int
+    bytes_per_block: int
+    logits_width: int
+    max_model_len: int
+    architecture: str
+    dtype: str
+    tokenizer_digest: bytes
+    weights_digest: bytes
+    config_digest: bytes
+
+
+class CapacityError(Exception):
+    """The worker is one that this scheduler cannot drive."""
+
+
+def read_capacity(message: pb.GetCapacityResponse) -> WorkerCapacity:
+    """Raises CapacityError if the worker speaks another protocol version or has what is not supported yet."""
+    if message.protocol_version != PROTOCOL_VERSION:
+        raise CapacityError(f"the worker speaks protocol version {message.protocol_version}, not {PROTOCOL_VERSION}")
+    if len(message.kv_groups) != 1:
+        raise CapacityError(f"the worker has {len(message.kv_groups)} KV groups; 1 is supported")
+    if message.world_size != 1:
+        raise CapacityError(f"the worker is one of {message.world_size} ranks; 1 is supported")
+    group = message.kv_groups[0]
+    return WorkerCapacity(
+        num_blocks=message.num_device_blocks,
+        block_size=group.block_size,
+        bytes_per_block=group.bytes_per_block,
+        logits_width=message.logits_width,
+        max_model_len=message.max_model_len,
+        architecture=message.architecture,
+        dtype=message.dtype,
+        tokenizer_digest=message.tokenizer_digest,
+        weights_digest=message.weights_digest,
+        config_digest=message.config_digest,
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SessionLimits:
+    """What plans of a session will use at most."""
+
+    num_blocks: int
+    num_rows: int
+    max_num_batched_tokens: int
+    max_model_len: int
+
+
+def open_message(capacity: WorkerCapacity, limits: SessionLimits, group_epoch: int) -> pb.ExecuteRequest:
+    """The first message of a session."""
+    return pb.ExecuteRequest(
+        open=pb.Open(
+            protocol_version=PROTOCOL_VERSION,
+            config_digest=capacity.config_digest,
+            num_device_blocks=limits.num_blocks,
+            group_epoch=group_epoch,
+            num_rows=limits.num_rows,
+            max_num_batched_tokens=limits.max_num_batched_tokens,
+            max_model_len=limits.max_model_len,
+        )
+    )
+
+
+def plan_message(plan: StepPlan) -> pb.ExecuteRequest:
+    """A plan, as packed columns."""
+    message = pb.StepPlan(
+        step_id=plan.step_id,
+        released_rows=plan.released_rows,
+        admissions=[_admission(admission) for admission in plan.admissions],
+        scheduled=pb.Scheduled(rows=plan.rows, num_tokens=plan.num_tokens, max_samples=plan.max_samples),
+    )
+    if plan.edit_rows:
+        message.table_edits.MergeFrom(
+            pb.TableEdits(rows=plan.edit_rows, indices=plan.edit_indices, blocks=plan.edit_blocks)
+        )
+    return pb.ExecuteRequest(plan=message)
+
+
+def _admission(admission: Admission) -> pb.Admission:
+    sampling = admission.sampling
+    return pb.Admission(
+        sequence_id=admission.sequence_id,
+        row=admission.row,
+        num_prompt_tokens=admission.num_prompt_tokens,
+        token_ids=admission.token_ids,
+        block_tables=[pb.BlockTable(blocks=admission.blocks)],
+        num_computed_tokens=admission.num_computed_tokens,
+        sampling=pb.Sampling(
+            temperature=sampling.temperature,
+            top_k=sampling.top_k,
+            top_p=sampling.top_p,
+            min_p=sampling.min_p,
+            num_logprobs=sampling.num_logprobs,
+        ),
+        adapter_id=admission.adapter_id,
+        seed=admission.seed,
+        output_index=admission.output_index,
+    )
+
+
+def read_result(message: pb.StepResult, epoch: int) -> StepResult:
+    """A result that came on a stream of the given epoch. Whether it answers a plan is the core's to check."""
+    top_tokens, top_logprobs = [], []
+    start = 0
+    for count in message.num_top:
+        top_tokens.append(tuple(message.top_tokens[start : start + count]))
+        top_logprobs.append(tuple(message.top_logprobs[start : start + count]))
+        start += count
+    return StepResult(
+        epoch=epoch,
+        step_id=message.step_id,
+        num_sampled=tuple(message.num_sampled),
+        tokens=tuple(message.tokens),
+        logprobs=tuple(message.logprobs),
+        top_tokens=tuple(top_tokens),
+        top_logprobs=tuple(top_logprobs),
+        flags=tuple(map(RowFlag, message.flags)),
+        execute_ns=message.execute_ns,
+    )
