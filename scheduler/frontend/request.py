@@ -1,0 +1,74 @@
+"""A request as it arrived, before any rule is applied: plain values, so that the rules need no protobuf."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TextPrompt:
+    """Plain text."""
+
+    text: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChatPrompt:
+    """A conversation: (role, content) per message, oldest first."""
+
+    messages: tuple[tuple[str, str], ...]
+    add_generation_prompt: bool = True
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TokenPrompt:
+    """Token ids."""
+
+    ids: tuple[int, ...]
+
+
+Prompt = TextPrompt | ChatPrompt | TokenPrompt
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SamplingInput:
+    """The fields of SamplingParams under their own names and in their order; None is a field that was not set."""
+
+    temperature: float | None = None
+    top_k: int | None = None
+    top_p: float | None = None
+    min_p: float | None = None
+    seed: int | None = None
+    max_tokens: int | None = None
+    min_tokens: int | None = None
+    stop_token_ids: tuple[int, ...] = ()
+    stop: tuple[str, ...] = ()
+    include_stop_in_output: bool | None = None
+    ignore_eos: bool | None = None
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
+    repetition_penalty: float | None = None
+    logit_bias: tuple[tuple[int, float], ...] = ()
+    allowed_token_ids: tuple[int, ...] = ()
+    bad_words: tuple[str, ...] = ()
+    logprobs: int | None = None
+    prompt_logprobs: int | None = None
+    n: int | None = None
+    skip_special_tokens: bool | None = None
+    spaces_between_special_tokens: bool | None = None
+    echo: bool | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GenerateInput:
+    """GenerateRequest. request_id: not empty, made by the service if the caller gave none. unknown_fields: paths of
+    fields that this version's protos do not have."""
+
+    request_id: str
+    prompt: Prompt | None = None
+    sampling: SamplingInput = field(default_factory=SamplingInput)
+    tenant: str = ""
+    priority: int = 0
+    cache_salt: str = ""
+    model: str = ""
+    unknown_fields: tuple[str, ...] = ()

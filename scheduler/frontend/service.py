@@ -1,0 +1,231 @@
+"""GenerationService: requests and deltas as messages, errors as statuses, one log line at each end of a request.
+
+Nothing is decided here: the messages become plain values for the `Frontend`, and what it gives becomes messages.
+"""
+
+from __future__ import annotations
+
+import time
+import uuid
+from collections.abc import Iterator
+from dataclasses import fields
+from typing import Any, Final, NoReturn
+
+import grpc
+import structlog
+from google.protobuf import any_pb2, duration_pb2
+from google.protobuf.message import Message
+from google.protobuf.unknown_fields import UnknownFieldSet
+from google.rpc import error_details_pb2, status_pb2
+from grpc_status import rpc_status
+
+from octavo.serving.v1 import generation_pb2, generation_pb2_grpc
+from scheduler.core.result import EndReason
+from scheduler.frontend.errors import ERROR_DOMAIN, INTERNAL, RequestError, Status, status_of
+from scheduler.frontend.frontend import Frontend
+from scheduler.frontend.request import ChatPrompt, GenerateInput, Prompt, SamplingInput, TextPrompt, TokenPrompt
+from scheduler.frontend.stream import Delta, Stream, TokenLogprob, Usage
+
+_LOG = structlog.get_logger(__name__)
+# A status travels in HTTP/2 headers, of which receivers take 8 KiB by default.
+_MAX_MESSAGE_BYTES: Final = 1024
+_MAX_DESCRIPTION_BYTES: Final = 160
+_MAX_VIOLATIONS: Final = 24
+_MAX_LOGGED_ID_BYTES: Final = 256
+_FINISH_REASONS: Final = {
+    EndReason.STOP: generation_pb2.FINISH_REASON_STOP,
+    EndReason.LENGTH: generation_pb2.FINISH_REASON_LENGTH,
+}
+
+
+class GenerationServicer(generation_pb2_grpc.GenerationServiceServicer):
+    """Serves what the front end generates."""
+
+    def __init__(self, frontend: Frontend) -> None:
+        self._frontend = frontend
+
+    async def Generate(  # noqa: N802 - the name is the proto's
+        self, request: generation_pb2.GenerateRequest, context: grpc.aio.ServicerContext[Any, Any]
+    ) -> None:
+        # Writes rather than yields: a cancelled call must end this coroutine, not leave a generator to the collector.
+        request_id = request.request_id or uuid.uuid4().hex
+        log = _LOG.bind(request_id=_cut(request_id, _MAX_LOGGED_ID_BYTES))
+        try:
+            await self._generate(to_input(request, request_id), context, log)
+        except RequestError as error:
+            status = status_of(error)
+            log.info("request refused or failed", code=status.code.name, reason=status.reason, error=str(error))
+            rpc = to_rpc_status(error, status)
+        except Exception:
+            log.exception("request failed on a defect of the server")
+            rpc = to_rpc_status(RequestError("internal error; the server's log has its trace"), INTERNAL)
+        else:
+            return
+        await _abort(context, rpc)
+
+    async def _generate(
+        self,
+        request: GenerateInput,
+        context: grpc.aio.ServicerContext[Any, Any],
+        log: structlog.typing.FilteringBoundLogger,
+    ) -> None:
+        begin_ns = time.monotonic_ns()
+        async with self._frontend.open(request, deadline_ns=_deadline_ns(context, begin_ns)) as stream:
+            log.info(
+                "request accepted",
+                sequence_id=stream.spec.sequence_id,
+                prompt_tokens=len(stream.spec.prompt),
+                max_tokens=stream.spec.max_tokens,
+                tenant=stream.spec.tenant,
+                priority=stream.spec.priority,
+                seed=stream.spec.seed,
+            )
+            reason = "cancelled"
+            try:
+                async for delta in stream:
+                    await context.write(to_response(stream, delta))
+                    if delta.end is not None:
+                        reason = delta.end.reason.value
+            except RequestError as error:
+                reason = status_of(error).reason.lower()
+                raise
+            finally:
+                seconds = (time.monotonic_ns() - begin_ns) / 1e9
+                log.info("request ended", reason=reason, tokens=stream.num_tokens, seconds=round(seconds, 6))
+
+    async def GetModelInfo(  # noqa: N802 - the name is the proto's
+        self, request: generation_pb2.GetModelInfoRequest, context: grpc.aio.ServicerContext[Any, Any]
+    ) -> generation_pb2.GetModelInfoResponse:
+        model, tokenizer = self._frontend.model, self._frontend.tokenizer
+        return generation_pb2.GetModelInfoResponse(
+            served_model_name=model.served_model_name,
+            architecture=model.architecture,
+            dtype=model.dtype,
+            max_model_len=model.max_model_len,
+            logits_width=model.logits_width,
+            block_size=model.block_size,
+            eos_token_ids=tokenizer.eos_token_ids,
+            has_chat_template=tokenizer.has_chat_template,
+            tokenizer_digest=model.tokenizer_digest,
+            weights_digest=model.weights_digest,
+        )
+
+
+def to_input(request: generation_pb2.GenerateRequest, request_id: str) -> GenerateInput:
+    """The request as plain values."""
+    return GenerateInput(
+        request_id=request_id,
+        prompt=_prompt(request),
+        sampling=_sampling(request.sampling_params),
+        tenant=request.tenant,
+        priority=request.priority,
+        cache_salt=request.cache_salt,
+        model=request.model,
+        unknown_fields=tuple(_unknown_fields(request, "")),
+    )
+
+
+def to_response(stream: Stream, delta: Delta) -> generation_pb2.GenerateResponse:
+    """The message of a delta."""
+    sequence = generation_pb2.SequenceDelta(
+        text=delta.text, token_ids=delta.token_ids, logprobs=[_logprob(entry) for entry in delta.logprobs]
+    )
+    if delta.end is not None:
+        sequence.finish_reason = _FINISH_REASONS[delta.end.reason]
+        if delta.end.stop_token_id is not None:
+            sequence.stop_token_id = delta.end.stop_token_id
+    usage = None if delta.usage is None else _usage(delta.usage)
+    return generation_pb2.GenerateResponse(request_id=stream.request_id, deltas=[sequence], usage=usage)
+
+
+def to_rpc_status(error: RequestError, status: Status) -> status_pb2.Status:
+    """The status of an error, with BadRequest, ErrorInfo and RetryInfo where they apply."""
+    details: list[Message] = [
+        error_details_pb2.ErrorInfo(reason=status.reason, domain=ERROR_DOMAIN, metadata=error.metadata())
+    ]
+    if error.violations:
+        details.append(
+            error_details_pb2.BadRequest(
+                field_violations=[
+                    error_details_pb2.BadRequest.FieldViolation(
+                        field=violation.field, description=_cut(violation.description, _MAX_DESCRIPTION_BYTES)
+                    )
+                    for violation in error.violations[:_MAX_VIOLATIONS]
+                ]
+            )
+        )
+    if status.retry_seconds is not None:
+        delay = duration_pb2.Duration()
+        delay.FromNanoseconds(int(status.retry_seconds * 1e9))
+        details.append(error_details_pb2.RetryInfo(retry_delay=delay))
+    packed = [any_pb2.Any() for _ in details]
+    for box, detail in zip(packed, details, strict=True):
+        box.Pack(detail)
+    return status_pb2.Status(code=status.code.value[0], message=_cut(str(error), _MAX_MESSAGE_BYTES), details=packed)
+
+
+def _prompt(request: generation_pb2.GenerateRequest) -> Prompt | None:
+    match request.WhichOneof("prompt"):
+        case "text":
+            return TextPrompt(text=request.text)
+        case "chat":
+            chat = request.chat
+            return ChatPrompt(
+                messages=tuple((message.role, message.content) for message in chat.messages),
+                add_generation_prompt=not chat.HasField("add_generation_prompt") or chat.add_generation_prompt,
+            )
+        case "token_ids":
+            return TokenPrompt(ids=tuple(request.token_ids.ids))
+        case _:
+            return None
+
+
+def _sampling(message: Message) -> SamplingInput:
+    """Copies the fields that are set; SamplingInput has them under the same names."""
+    values: dict[str, Any] = {}
+    for descriptor, value in message.ListFields():
+        if descriptor.name == "logit_bias":
+            values[descriptor.name] = tuple(sorted(value.items()))
+        else:
+            values[descriptor.name] = tuple(value) if descriptor.is_repeated else value
+    return SamplingInput(**values)
+
+
+def _unknown_fields(message: Message, prefix: str) -> Iterator[str]:
+    """Paths of the fields that this version does not know, by their numbers: `sampling_params.#99`."""
+    unknown = UnknownFieldSet(message)
+    for index in range(len(unknown)):
+        yield f"{prefix}#{unknown[index].field_number}"
+    for descriptor, value in message.ListFields():
+        if descriptor.message_type is None or descriptor.message_type.GetOptions().map_entry:
+            continue
+        for child in value if descriptor.is_repeated else (value,):
+            yield from _unknown_fields(child, f"{prefix}{descriptor.name}.")
+
+
+def _logprob(entry: TokenLogprob) -> generation_pb2.TokenLogprob:
+    return generation_pb2.TokenLogprob(
+        token_id=entry.token_id,
+        logprob=entry.logprob,
+        top=[generation_pb2.TopLogprob(token_id=token_id, logprob=logprob) for token_id, logprob in entry.top],
+    )
+
+
+def _usage(usage: Usage) -> generation_pb2.Usage:
+    return generation_pb2.Usage(**{field.name: getattr(usage, field.name) for field in fields(usage)})
+
+
+def _deadline_ns(context: grpc.aio.ServicerContext[Any, Any], now_ns: int) -> int | None:
+    remaining = context.time_remaining()
+    return None if remaining is None else now_ns + int(remaining * 1e9)
+
+
+async def _abort(context: grpc.aio.ServicerContext[Any, Any], rpc: status_pb2.Status) -> NoReturn:
+    status = rpc_status.to_status(rpc)
+    await context.abort(status.code, status.details, status.trailing_metadata)
+    raise AssertionError("abort does not return")
+
+
+def _cut(text: str, num_bytes: int) -> str:
+    data = text.encode()
+    return text if len(data) <= num_bytes else data[: num_bytes - 3].decode(errors="ignore") + "..."

@@ -1,0 +1,61 @@
+"""The figures of GetStats, as plain values; the fields are those of the messages in admin.proto."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class QueueStats:
+    """Sequences by queue."""
+
+    running: int
+    waiting: int
+    swapped: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BlockStats:
+    """KV cache blocks; free + cached + referenced == total."""
+
+    block_size: int
+    total: int
+    free: int
+    cached: int
+    referenced: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CounterStats:
+    """Counters since the scheduler's start."""
+
+    steps: int = 0
+    preemptions: int = 0
+    finished: int = 0
+    prefix_cache_queries: int = 0
+    prefix_cache_hits: int = 0
+    generated_tokens: int = 0
+    computed_tokens: int = 0
+    kept_tokens: int = 0
+    recomputed_tokens: int = 0
+    wasted_tokens: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerStats:
+    """The worker's session."""
+
+    address: str
+    connected: bool
+    epoch: int
+    restarts: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stats:
+    """All of them, as of the last step."""
+
+    queues: QueueStats
+    blocks: BlockStats
+    counters: CounterStats
+    worker: WorkerStats

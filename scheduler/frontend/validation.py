@@ -1,0 +1,167 @@
+"""The rules that a request must keep, and the values it gets for what it leaves open.
+
+All violations of a request are found and reported together, each with the field's path, its value and the limit.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, Final
+
+from scheduler.core.sequence import Sampling
+from scheduler.frontend.errors import InvalidRequestError, Violation
+from scheduler.frontend.model_info import ModelInfo
+from scheduler.frontend.prompts import EncodedPrompt
+from scheduler.frontend.request import GenerateInput, SamplingInput
+from scheduler.frontend.sampling_defaults import SamplingDefaults
+
+_MAX_NAME_BYTES: Final = 256
+_MAX_LOGPROBS: Final = 20
+_MAX_N: Final = 64
+_MAX_UNKNOWN_FIELDS: Final = 8  # reported by name; one is enough to refuse
+# Fields that no code reads yet, with the value at which they change nothing.
+_NOT_SUPPORTED: Final[dict[str, Any]] = {
+    "min_tokens": 0,
+    "stop": (),
+    "include_stop_in_output": False,
+    "presence_penalty": 0.0,
+    "frequency_penalty": 0.0,
+    "repetition_penalty": 1.0,
+    "logit_bias": (),
+    "allowed_token_ids": (),
+    "bad_words": (),
+    "prompt_logprobs": None,
+    "spaces_between_special_tokens": True,
+    "echo": False,
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ValidatedRequest:
+    """What a SequenceSpec is made of; seed: None if the server is to pick one."""
+
+    prompt: tuple[int, ...]
+    max_tokens: int
+    stop_token_ids: frozenset[int]
+    sampling: Sampling
+    seed: int | None
+    tenant: str
+    priority: int
+    cache_salt: str
+    skip_special_tokens: bool
+
+
+def validate(
+    request: GenerateInput,
+    prompt: EncodedPrompt,
+    *,
+    model: ModelInfo,
+    eos_token_ids: tuple[int, ...],
+    defaults: SamplingDefaults,
+) -> ValidatedRequest:
+    """Raises InvalidRequestError with all violations. The model's name is not looked at."""
+    violations = (
+        *_check_fields(request),
+        *_check_sampling(request.sampling, model),
+        *_check_prompt(prompt, request.sampling.max_tokens, model),
+    )
+    if violations:
+        raise InvalidRequestError(violations)
+    sampling = request.sampling
+    eos = () if sampling.ignore_eos else eos_token_ids
+    open_end = max(model.max_sequence_len - len(prompt.token_ids), 1)  # a prompt that fills the pool is the core's case
+    return ValidatedRequest(
+        prompt=prompt.token_ids,
+        max_tokens=open_end if sampling.max_tokens is None else sampling.max_tokens,
+        stop_token_ids=frozenset((*eos, *sampling.stop_token_ids)),
+        sampling=_resolve(sampling, defaults, model),
+        seed=sampling.seed,
+        tenant=request.tenant,
+        priority=request.priority,
+        cache_salt=request.cache_salt,
+        skip_special_tokens=sampling.skip_special_tokens is not False,
+    )
+
+
+def _resolve(sampling: SamplingInput, defaults: SamplingDefaults, model: ModelInfo) -> Sampling:
+    top_k = defaults.top_k if sampling.top_k is None else sampling.top_k
+    return Sampling(
+        temperature=defaults.temperature if sampling.temperature is None else sampling.temperature,
+        top_k=top_k if 0 < top_k < model.logits_width else 0,
+        top_p=defaults.top_p if sampling.top_p is None else sampling.top_p,
+        min_p=defaults.min_p if sampling.min_p is None else sampling.min_p,
+        num_logprobs=sampling.logprobs,
+    )
+
+
+def _check_fields(request: GenerateInput) -> Iterator[Violation]:
+    for path in request.unknown_fields[:_MAX_UNKNOWN_FIELDS]:
+        yield Violation(field=path, description="is not known to this version of the server")
+    for name in ("request_id", "tenant", "cache_salt"):
+        size = len(getattr(request, name).encode())
+        if size > _MAX_NAME_BYTES:
+            yield Violation(field=name, description=f"has {size} bytes, must have at most {_MAX_NAME_BYTES}")
+
+
+def _check_sampling(sampling: SamplingInput, model: ModelInfo) -> Iterator[Violation]:
+    # Written so that NaN and infinities fail every rule.
+    rules: tuple[tuple[str, Any, bool, str], ...] = (
+        ("temperature", t := sampling.temperature, t is None or 0 <= t <= 2, "in [0, 2]"),
+        ("top_k", k := sampling.top_k, k is None or k >= -1, "at least 1, or 0 or -1 for off"),
+        ("top_p", p := sampling.top_p, p is None or 0 < p <= 1, "in (0, 1]"),
+        ("min_p", m := sampling.min_p, m is None or 0 <= m <= 1, "in [0, 1]"),
+        ("max_tokens", x := sampling.max_tokens, x is None or x >= 1, "at least 1"),
+        ("logprobs", c := sampling.logprobs, c is None or 0 <= c <= _MAX_LOGPROBS, f"in [0, {_MAX_LOGPROBS}]"),
+        ("n", n := sampling.n, n is None or 1 <= n <= _MAX_N, f"in [1, {_MAX_N}]"),
+    )
+    for name, value, holds, limit in rules:
+        if not holds:
+            yield _violation(name, f"is {value}, must be {limit}")
+    if n is not None and 1 < n <= _MAX_N:
+        yield _violation("n", f"is {n}, only 1 is supported yet")
+    for index, token_id in enumerate(sampling.stop_token_ids):
+        if token_id >= model.logits_width:
+            yield _violation(f"stop_token_ids[{index}]", f"is {token_id}, must be below {model.logits_width}")
+            break
+    for name, neutral in _NOT_SUPPORTED.items():
+        value = getattr(sampling, name)
+        if value is not None and value != neutral:
+            yield _violation(name, f"is {_shortened(value)}, is not supported yet: leave it out")
+
+
+def _check_prompt(prompt: EncodedPrompt, max_tokens: int | None, model: ModelInfo) -> Iterator[Violation]:
+    yield from prompt.violations
+    if prompt.violations:
+        return
+    length = len(prompt.token_ids)
+    if length == 0:
+        yield Violation(field=prompt.field, description="is empty, must give at least one token")
+    elif length >= model.max_model_len:
+        most = model.max_model_len - 1
+        yield Violation(
+            field=prompt.field,
+            description=f"has {length} tokens, must have at most {most} (max_model_len {model.max_model_len}, less one "
+            "to generate)",
+        )
+    elif max_tokens is not None and length + max_tokens > model.max_model_len:
+        yield _violation(
+            "max_tokens",
+            f"is {max_tokens}, with a prompt of {length} tokens {length + max_tokens} in all, must be at most "
+            f"{model.max_model_len} (max_model_len) in all",
+        )
+    foreign = next((index for index, token_id in enumerate(prompt.token_ids) if token_id >= model.logits_width), None)
+    if foreign is not None:
+        yield Violation(
+            field=f"{prompt.field}[{foreign}]",
+            description=f"is {prompt.token_ids[foreign]}, must be below {model.logits_width} (the width of the logits)",
+        )
+
+
+def _violation(name: str, description: str) -> Violation:
+    return Violation(field=f"sampling_params.{name}", description=description)
+
+
+def _shortened(value: object) -> str:
+    text = str(value)
+    return text if len(text) <= 64 else f"{text[:64]}..."
