@@ -48,7 +48,6 @@ class Engine:
     """Drives one worker.
 
     capacity: of the worker found at start; a worker that comes later must have the same config digest.
-    deliver: called once per turn that has news, on the engine's event loop.
     on_session: called with True when a session has opened and with False when it was lost.
     """
 
@@ -58,7 +57,6 @@ class Engine:
         worker: WorkerClient,
         capacity: wire.WorkerCapacity,
         *,
-        deliver: Callable[[StepUpdate], None],
         on_session: Callable[[bool], None],
     ) -> None:
         self.core = Scheduler(config.core)
@@ -66,7 +64,6 @@ class Engine:
         self._config = config
         self._worker = worker
         self._capacity = capacity
-        self._deliver = deliver
         self._on_session = on_session
         self._inbox: deque[Add | Cancel] = deque()
         self._wake = asyncio.Event()
@@ -80,18 +77,24 @@ class Engine:
         """Whether a session is open."""
         return self._session is not None
 
+    @property
+    def worker_address(self) -> str:
+        """HOST:PORT of the worker."""
+        return self._worker.address
+
     def send(self, message: Add | Cancel) -> None:
         """Takes a message from a front end; it is handled in the next turn."""
         self._inbox.append(message)
         self._wake.set()
 
-    async def run(self) -> None:
-        """Turns until cancelled."""
+    async def run(self, deliver: Callable[[StepUpdate], None]) -> None:
+        """Turns until cancelled. deliver: called on this event loop whenever there is news for the front end."""
         connector = asyncio.create_task(self._keep_connected())
         try:
             while True:
                 self._wake.clear()
-                await self._turn()
+                for update in await self._turn():
+                    deliver(update)
                 if connector.done():
                     connector.result()
                 await self._sleep()
@@ -102,7 +105,7 @@ class Engine:
                 if session is not None:
                     await session.close("the scheduler stops")
 
-    async def _turn(self) -> None:
+    async def _turn(self) -> list[StepUpdate]:
         now_ns = time.monotonic_ns()
         rejected: list[Rejected] = []
         ends: list[End] = []
@@ -113,7 +116,7 @@ class Engine:
         ends += self._adopt_session()
         ends += self._fail_after_grace(now_ns)
         started = await self._plan()
-        self._publish(now_ns, started, rejected, outputs, ends)
+        return _updates(now_ns, started, rejected, outputs, ends)
 
     def _drain_inbox(self, rejected: list[Rejected]) -> None:
         while self._inbox:
@@ -205,33 +208,6 @@ class Engine:
             await self._session.send(plan)
         return started
 
-    def _publish(
-        self,
-        now_ns: int,
-        started: list[Started],
-        rejected: list[Rejected],
-        outputs: list[StepOutput],
-        ends: list[End],
-    ) -> None:
-        """One update per settled step, so that a sequence has at most one token in each; the last has the rest."""
-        if not outputs and (started or rejected or ends):
-            outputs = [StepOutput()]
-        for index, output in enumerate(outputs):
-            last = index == len(outputs) - 1
-            self._deliver(
-                StepUpdate(
-                    now_ns=now_ns,
-                    started=tuple(started) if last else (),
-                    rejected=tuple(rejected) if last else (),
-                    sequence_ids=output.sequence_ids,
-                    token_ids=output.token_ids,
-                    logprobs=output.logprobs,
-                    top_tokens=output.top_tokens,
-                    top_logprobs=output.top_logprobs,
-                    ends=output.ends + (tuple(ends) if last else ()),
-                )
-            )
-
     async def _sleep(self) -> None:
         """Waits for a message, a result or the end of a session, but not past a deadline or the grace."""
         until_ns = [self.core.next_deadline_ns] if self.core.next_deadline_ns is not None else []
@@ -272,3 +248,28 @@ class Engine:
         session = await self._worker.open_session(capacity, limits, self._wake.set)
         self._next_session = (capacity, session)
         return session
+
+
+def _updates(
+    now_ns: int, started: list[Started], rejected: list[Rejected], outputs: list[StepOutput], ends: list[End]
+) -> list[StepUpdate]:
+    """One update per settled step, so that a sequence has at most one token in each; the last has the rest."""
+    if not outputs and (started or rejected or ends):
+        outputs = [StepOutput()]
+    updates = []
+    for index, output in enumerate(outputs):
+        last = index == len(outputs) - 1
+        updates.append(
+            StepUpdate(
+                now_ns=now_ns,
+                started=tuple(started) if last else (),
+                rejected=tuple(rejected) if last else (),
+                sequence_ids=output.sequence_ids,
+                token_ids=output.token_ids,
+                logprobs=output.logprobs,
+                top_tokens=output.top_tokens,
+                top_logprobs=output.top_logprobs,
+                ends=output.ends + (tuple(ends) if last else ()),
+            )
+        )
+    return updates

@@ -1,0 +1,88 @@
+"""From flags and a worker's capacity to what core and front end are built with, and from their state to figures."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+
+import structlog
+
+from scheduler import wire
+from scheduler.config import ConfigError, SchedulerConfig
+from scheduler.core.config import CoreConfig
+from scheduler.engine import Engine
+from scheduler.frontend import stats
+from scheduler.frontend.model_info import ModelInfo
+from scheduler.frontend.tokenizer import Tokenizer
+
+# Blocks that admissions leave for the growth of what runs; fewer mean preemptions right after an admission.
+_WATERMARK_FRACTION = 0.01
+
+log = structlog.get_logger()
+
+
+def core_config(config: SchedulerConfig, capacity: wire.WorkerCapacity) -> CoreConfig:
+    """Limits of the core for this worker."""
+    return CoreConfig(
+        num_blocks=capacity.num_blocks,
+        block_size=capacity.block_size,
+        max_num_seqs=config.max_num_seqs,
+        max_num_batched_tokens=config.max_num_batched_tokens,
+        max_plans_in_flight=config.max_plans_in_flight,
+        enable_prefix_caching=config.enable_prefix_caching,
+        max_num_waiting=config.max_num_waiting,
+        watermark=int(capacity.num_blocks * _WATERMARK_FRACTION),
+        model_key=capacity.weights_digest,
+    )
+
+
+def model_info(config: SchedulerConfig, capacity: wire.WorkerCapacity, tokenizer: Tokenizer) -> ModelInfo:
+    """What requests are validated against. Raises ConfigError if flags, tokenizer and worker do not go together."""
+    if config.max_model_len is not None and config.max_model_len > capacity.max_model_len:
+        raise ConfigError(
+            f"--max-model-len is {config.max_model_len}, must be at most {capacity.max_model_len}, what the worker's "
+            "model allows"
+        )
+    if capacity.tokenizer_digest and tokenizer.digest and capacity.tokenizer_digest != tokenizer.digest:
+        raise ConfigError(
+            f"--model {config.model}: the worker at {config.worker} serves a model with another tokenizer"
+        )
+    model = ModelInfo(
+        served_model_name=config.served_model_name or config.model,
+        architecture=capacity.architecture,
+        dtype=capacity.dtype,
+        max_model_len=config.max_model_len or capacity.max_model_len,
+        logits_width=capacity.logits_width,
+        block_size=capacity.block_size,
+        num_blocks=capacity.num_blocks,
+        tokenizer_digest=capacity.tokenizer_digest,
+        weights_digest=capacity.weights_digest,
+    )
+    if model.max_sequence_len < model.max_model_len:
+        log.warning(
+            "the KV cache holds less than one sequence of the longest length; those that need more are refused",
+            max_model_len=model.max_model_len,
+            max_sequence_len=model.max_sequence_len,
+        )
+    return model
+
+
+def read_stats(engine: Engine) -> stats.Stats:
+    """The figures of GetStats as of now."""
+    core, pool = engine.core, engine.core.blocks.pool
+    return stats.Stats(
+        queues=stats.QueueStats(running=core.num_running, waiting=core.num_waiting),
+        blocks=stats.BlockStats(
+            block_size=core.config.block_size,
+            total=pool.num_blocks,
+            free=pool.num_free,
+            cached=pool.num_cached,
+            referenced=pool.num_referenced,
+        ),
+        counters=stats.CounterStats(**asdict(core.counters)),
+        worker=stats.WorkerStats(
+            address=engine.worker_address,
+            connected=engine.connected,
+            epoch=core.epoch,
+            restarts=max(engine.num_sessions - 1, 0),
+        ),
+    )

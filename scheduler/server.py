@@ -1,0 +1,167 @@
+"""The scheduler as a gRPC server: puts the parts together, reports health, and drains when told to stop.
+
+The port is bound first, so that a taken one is noticed at once; it is served once a worker has said what it can do,
+because no request could be validated before.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+from collections.abc import Coroutine
+from typing import Any, TypeVar
+
+import grpc
+import structlog
+from grpc_health.v1 import health, health_pb2, health_pb2_grpc
+from grpc_reflection.v1alpha import reflection
+
+from octavo.serving.v1 import admin_pb2, admin_pb2_grpc, generation_pb2, generation_pb2_grpc
+from scheduler import wire
+from scheduler.assembly import core_config, model_info, read_stats
+from scheduler.channel import SERVER_OPTIONS
+from scheduler.config import SchedulerConfig
+from scheduler.engine import Engine, EngineConfig
+from scheduler.frontend.admin_service import AdminServicer
+from scheduler.frontend.frontend import Frontend
+from scheduler.frontend.service import GenerationServicer
+from scheduler.frontend.tokenizer import Tokenizer
+from scheduler.worker_client import WorkerClient, WorkerUnavailableError
+
+_WORKER_WAIT_S = 5.0
+_LAST_DELTAS_S = 5.0
+_DRAIN_POLL_S = 0.02
+_SERVICES = tuple(
+    module.DESCRIPTOR.services_by_name[name].full_name
+    for module, name in ((generation_pb2, "GenerationService"), (admin_pb2, "AdminService"))
+)
+_T = TypeVar("_T")
+
+log = structlog.get_logger()
+
+
+class PortInUseError(Exception):
+    """The address to listen on cannot be had."""
+
+
+class _Signals:
+    """SIGTERM and SIGINT: the first asks to drain, the second to stop at once."""
+
+    def __init__(self) -> None:
+        self.drain, self.stop = asyncio.Event(), asyncio.Event()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            asyncio.get_running_loop().add_signal_handler(number, self._received)
+
+    def _received(self) -> None:
+        (self.stop if self.drain.is_set() else self.drain).set()
+
+
+class _Health:
+    """grpc.health.v1, overall and per service: SERVING while a session with the worker is open."""
+
+    def __init__(self, server: grpc.aio.Server) -> None:
+        self._servicer = health.aio.HealthServicer()
+        self._tasks: set[asyncio.Task[None]] = set()
+        health_pb2_grpc.add_HealthServicer_to_server(self._servicer, server)
+        self.set(False)
+
+    def set(self, serving: bool) -> None:
+        """Statuses of a server that drains stay NOT_SERVING, whatever is set."""
+        status = health_pb2.HealthCheckResponse.SERVING if serving else health_pb2.HealthCheckResponse.NOT_SERVING
+        self._start(*(self._servicer.set(name, status) for name in ("", *_SERVICES)))
+
+    def drain(self) -> None:
+        self._start(self._servicer.enter_graceful_shutdown())
+
+    def _start(self, *changes: Coroutine[Any, Any, None]) -> None:
+        for change in changes:
+            task = asyncio.create_task(change)
+            self._tasks.add(task)
+            task.add_done_callback(self._tasks.discard)
+
+
+async def serve(config: SchedulerConfig, tokenizer: Tokenizer) -> int:
+    """Serves until SIGTERM or SIGINT, then drains; a second signal stops at once.
+
+    Returns the exit code: 0 if every request that was accepted has ended, else 1. Raises PortInUseError, ConfigError if
+    the worker and the flags do not go together, and whatever ends the engine.
+    """
+    server = grpc.aio.server(options=SERVER_OPTIONS)
+    try:
+        port = server.add_insecure_port(f"{config.host}:{config.port}")
+    except RuntimeError as error:
+        raise PortInUseError(f"cannot listen on {config.host}:{config.port}: choose another --port") from error
+    signals = _Signals()
+    worker = WorkerClient(config.worker)
+    try:
+        capacity = await _unless(signals.drain, _wait_for_worker(worker))
+        if capacity is None:
+            return 0
+        model = model_info(config, capacity, tokenizer)
+        health_reporter = _Health(server)
+        engine = Engine(
+            EngineConfig(
+                core=core_config(config, capacity),
+                max_model_len=model.max_model_len,
+                worker_grace_s=config.worker_grace,
+            ),
+            worker,
+            capacity,
+            on_session=health_reporter.set,
+        )
+        frontend = Frontend(tokenizer=tokenizer, model=model, send=engine.send)
+        generation_pb2_grpc.add_GenerationServiceServicer_to_server(GenerationServicer(frontend), server)
+        admin_pb2_grpc.add_AdminServiceServicer_to_server(AdminServicer(lambda: read_stats(engine)), server)
+        reflection.enable_server_reflection((*_SERVICES, health.SERVICE_NAME, reflection.SERVICE_NAME), server)
+        await server.start()
+        log.info("listening", host=config.host, port=port, model=model.served_model_name)
+        running = asyncio.create_task(engine.run(frontend.deliver))
+        await _unless(signals.drain, asyncio.shield(running))
+        health_reporter.drain()
+        return await _drain(config, server, frontend, running, signals)
+    finally:
+        await server.stop(None)
+        await worker.close()
+
+
+async def _drain(
+    config: SchedulerConfig,
+    server: grpc.aio.Server,
+    frontend: Frontend,
+    running: asyncio.Task[None],
+    signals: _Signals,
+) -> int:
+    """Refuses new requests and lets the live ones end within the grace."""
+    log.info("draining", live=frontend.num_live, grace_s=config.drain_grace)
+    frontend.drain()
+    deadline = asyncio.get_running_loop().time() + config.drain_grace
+    while frontend.num_live and not signals.stop.is_set() and asyncio.get_running_loop().time() < deadline:
+        if running.done():
+            running.result()
+        await asyncio.sleep(_DRAIN_POLL_S)
+    lost = frontend.num_live
+    await server.stop(0 if lost else _LAST_DELTAS_S)
+    running.cancel()
+    await asyncio.wait([running])
+    log.info("stopped", lost=lost)
+    return 1 if lost else 0
+
+
+async def _wait_for_worker(worker: WorkerClient) -> wire.WorkerCapacity:
+    while True:
+        try:
+            return await worker.capacity(_WORKER_WAIT_S)
+        except WorkerUnavailableError as error:
+            log.info("waiting for the worker", worker=worker.address, why=str(error))
+
+
+async def _unless(event: asyncio.Event, work: Coroutine[Any, Any, _T] | asyncio.Future[_T]) -> _T | None:
+    """The result of `work`, or None if the event came first; then `work` is cancelled."""
+    waiting, working = asyncio.create_task(event.wait()), asyncio.ensure_future(work)
+    await asyncio.wait([waiting, working], return_when=asyncio.FIRST_COMPLETED)
+    waiting.cancel()
+    if working.done():
+        return working.result()
+    working.cancel()
+    await asyncio.wait([working])
+    return None
