@@ -92,11 +92,16 @@ def worker_process(
 
 
 def scheduler_process(
-    model: Path | str, logs: Path, worker: str, args: Sequence[str] = (), env: Mapping[str, str] | None = None
+    model: Path | str,
+    logs: Path,
+    worker: str,
+    args: Sequence[str] = (),
+    env: Mapping[str, str] | None = None,
+    program: Sequence[str] = ("-m", "scheduler"),
 ) -> ServiceProcess:
-    """A scheduler of the worker at that address that is not started yet."""
+    """A scheduler of the worker at that address that is not started yet. program: what the interpreter runs."""
     port = free_port()
-    command = ["-m", "scheduler", "--model", str(model), "--worker", worker, "--port", str(port), *args]
+    command = [*program, "--model", str(model), "--worker", worker, "--port", str(port), *args]
     return ServiceProcess("scheduler", command, port, logs / "scheduler.log", env)
 
 

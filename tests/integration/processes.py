@@ -16,8 +16,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import ClassVar, TypeVar
 
-import grpc
-from grpc_health.v1 import health_pb2, health_pb2_grpc
+from clients import Client, OctavoError
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 _T = TypeVar("_T")
@@ -94,22 +93,17 @@ class ServiceProcess:
             )
         return self
 
-    def health(self) -> health_pb2.HealthCheckResponse.ServingStatus:
-        """What grpc.health.v1 answers for the server as a whole; UNKNOWN while nothing answers."""
-        with grpc.insecure_channel(self.address) as channel:
+    def serving(self) -> bool:
+        """Whether grpc.health.v1 answers SERVING for the server as a whole."""
+        with Client(self.address) as client:
             try:
-                request = health_pb2.HealthCheckRequest()
-                return health_pb2_grpc.HealthStub(channel).Check(request, timeout=2).status
-            except grpc.RpcError:
-                return health_pb2.HealthCheckResponse.UNKNOWN
+                return client.health(timeout=2)
+            except OctavoError:
+                return False
 
     def wait_serving(self) -> ServiceProcess:
         """Waits for SERVING; RuntimeError with the log if the process ends before."""
-
-        def serving_or_ended() -> bool:
-            return not self.running() or self.health() == health_pb2.HealthCheckResponse.SERVING
-
-        wait_until(serving_or_ended, f"{self.name} on {self.address} is SERVING\n{self.log_tail()}")
+        wait_until(lambda: self.serving() or not self.running(), f"{self.name} on {self.address} is SERVING")
         if not self.running():
             raise RuntimeError(f"{self.name} ended with {self.process.returncode}\n{self.log_tail()}")
         return self

@@ -1,0 +1,97 @@
+"""Request ids, deadlines, and the drain of a scheduler that is told to stop."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from clients import AlreadyExistsError, DeadlineError, FinishReason, UnavailableError
+from tests.integration.harness import Cluster, cluster, collect
+from tests.integration.processes import wait_until
+
+LONG = {"max_tokens": 2000, "ignore_eos": True}
+
+
+@pytest.fixture(scope="module")
+def server(uniform_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    with cluster(
+        uniform_model,
+        tmp_path_factory.mktemp("lifecycle"),
+        worker_args=["--num-gpu-blocks-override", "512"],
+        scheduler_args=["--max-num-seqs", "2"],
+    ) as running:
+        yield running
+
+
+def test_a_live_request_id_cannot_be_taken_and_an_ended_one_can(server: Cluster) -> None:
+    with server.generate("first", request_id="mine", max_tokens=2000, ignore_eos=True) as stream:
+        next(stream)
+        assert stream.request_id == "mine"
+        with pytest.raises(AlreadyExistsError, match="mine"):
+            server.complete("second", request_id="mine", max_tokens=1)
+        next(stream)  # the first is not disturbed
+    server.wait_empty()
+    for _ in range(2):
+        answer = server.complete("third", request_id="mine", max_tokens=2, ignore_eos=True)
+        assert answer.request_id == "mine"
+        assert len(answer.token_ids) == 2
+
+
+def test_requests_without_an_id_get_different_ones(server: Cluster) -> None:
+    ids = {server.complete("x", max_tokens=1).request_id for _ in range(3)}
+    assert len(ids) == 3
+    assert "" not in ids
+
+
+def test_a_deadline_ends_a_running_request_and_frees_its_blocks(server: Cluster) -> None:
+    with pytest.raises(DeadlineError):
+        server.complete("too long", max_tokens=4000, ignore_eos=True, timeout=0.3)
+    server.wait_empty()
+
+
+def test_a_deadline_ends_a_waiting_request_before_anything_is_computed(server: Cluster) -> None:
+    server.wait_empty()
+    runners = [server.generate(f"runner {i}", max_tokens=3000, ignore_eos=True) for i in range(2)]
+    for runner in runners:
+        next(runner)  # both rows are taken
+    queries = server.stats().counters.prefix_cache_queries
+    with pytest.raises(DeadlineError):
+        server.complete("never admitted", max_tokens=1, timeout=0.2)
+    assert server.wait_for(lambda s: s.queues.waiting == 0, "it waits no more").counters.prefix_cache_queries == queries
+    for runner in runners:
+        runner.close()
+    server.wait_empty()
+
+
+def test_dropping_a_waiting_call_takes_it_out_of_the_queue(server: Cluster) -> None:
+    server.wait_empty()
+    runners = [server.generate(f"runner {i}", max_tokens=3000, ignore_eos=True) for i in range(2)]
+    for runner in runners:
+        next(runner)
+    waiting = server.generate("waits", max_tokens=1)
+    server.wait_for(lambda s: s.queues.waiting == 1, "it waits")
+    waiting.close()
+    server.wait_for(lambda s: s.queues.waiting == 0, "it waits no more")
+    for runner in runners:
+        runner.close()
+    server.wait_empty()
+
+
+def test_sigterm_drains_the_scheduler(uniform_model: Path, tmp_path: Path) -> None:
+    with cluster(uniform_model, tmp_path, worker_args=["--num-gpu-blocks-override", "256"]) as server:
+        stream = server.generate("finish me", max_tokens=1500, ignore_eos=True)
+        first = next(stream)
+        server.scheduler.terminate()
+        wait_until(lambda: not server.scheduler.serving(), "the scheduler is NOT_SERVING")
+        with pytest.raises(UnavailableError):
+            server.complete("too late", max_tokens=1)
+        rest = collect(stream)
+        assert len(first.token_ids) + len(rest.token_ids) == 1500
+        assert rest.finish_reason is FinishReason.LENGTH
+        assert server.scheduler.wait() == 0
+        # The worker is a service of its own and is still there; it drains by itself.
+        assert server.worker.serving()
+        server.worker.terminate()
+        assert server.worker.wait() == 0
