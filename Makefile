@@ -1,0 +1,83 @@
+# Set-up, demo, tests and checks. `make help` lists the targets.
+
+PYTHON ?= python3
+DEMO_MODEL := .models/SmolLM2-135M-Instruct.Q4_1.gguf
+MODEL ?= $(DEMO_MODEL)
+PORT ?= 50051
+TORCH_INDEX ?=
+
+BIN := .venv/bin
+STAMP := .venv/.installed
+# Another model than the demo's is the caller's to have.
+FETCH := $(if $(filter $(DEMO_MODEL),$(MODEL)),model)
+
+MAKEFLAGS += --no-print-directory
+.DEFAULT_GOAL := help
+.NOTPARALLEL:
+.PHONY: help setup native model demo serve test check check-python check-protos protos traces bench format constraints clean
+
+help:  ## list the targets
+	@sed -n 's/^\([a-z-]*\):[^#]*## \(.*\)/  \1|\2/p' Makefile | awk -F'|' '{printf "%-16s %s\n", $$1, $$2}'
+	@echo "Variables: PYTHON=$(PYTHON)  MODEL=$(MODEL)  PORT=$(PORT)"
+	@echo "  TORCH_INDEX=URL adds a package index for torch. PyPI's Linux build brings gigabytes of CUDA; for a CPU build:"
+	@echo "  make setup TORCH_INDEX=https://download.pytorch.org/whl/cpu"
+
+setup: $(STAMP)  ## make .venv with the pinned packages and this project
+
+$(STAMP): pyproject.toml constraints.txt
+	@command -v $(PYTHON) >/dev/null || \
+	  { echo "setup: $(PYTHON) is not on PATH; install Python 3.11 or later, or name one: make setup PYTHON=..." >&2; exit 1; }
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null || \
+	  { echo "setup: $(PYTHON) is $$($(PYTHON) -V 2>&1); 3.11 or later is needed: make setup PYTHON=python3.11" >&2; exit 1; }
+	@$(PYTHON) -m tools.setup_env --torch-index "$(TORCH_INDEX)"
+	@touch $@
+
+native: setup  ## compile the native CPU kernels
+	@$(BIN)/python -m kernels.cpu.build
+
+model: setup  ## fetch the model of the demo into .models (98 MB)
+	@$(BIN)/python -m tools.fetch_model .models
+
+demo: setup native $(FETCH)  ## start everything, ask a real model one question, stop
+	@$(BIN)/octavo demo --model $(MODEL)
+
+serve: setup native $(FETCH)  ## serve MODEL on PORT in the foreground; Ctrl-C drains
+	@$(BIN)/octavo serve --model $(MODEL) --port $(PORT)
+
+test: setup native model  ## run the tests
+	@$(BIN)/python -m pytest
+
+check: check-python check-protos test  ## all that must pass before a change lands
+
+check-python: setup  ## format, lint, types, import contracts
+	@$(BIN)/ruff format --check --quiet
+	@$(BIN)/ruff check --quiet
+	@$(BIN)/mypy --no-error-summary
+	@$(BIN)/mypy --no-error-summary -p tools
+	@out=$$($(BIN)/lint-imports --no-logo 2>&1) || { echo "$$out"; exit 1; }
+
+check-protos: setup  ## proto lint, breaking changes against main, stub drift
+	@$(BIN)/buf lint
+	@$(BIN)/python -m tools.check_breaking
+	@$(BIN)/python -m tools.generate_stubs --check
+
+protos: setup  ## generate the stubs in protos/gen
+	@$(BIN)/python -m tools.generate_stubs
+
+traces: setup  ## rewrite the golden traces of the scheduler core
+	@$(BIN)/python -m tests.scheduler.core.rewrite_traces
+
+bench: setup native model  ## run the benchmarks
+	@$(BIN)/python -m bench
+
+format: setup  ## format the code
+	@$(BIN)/ruff format --quiet
+	@$(BIN)/ruff check --fix --quiet
+
+constraints: setup  ## pin what .venv holds now
+	@$(BIN)/python -m tools.pin > constraints.txt.new && mv constraints.txt.new constraints.txt && touch $(STAMP)
+
+clean:  ## remove what was built and cached, but not .venv and .models
+	@rm -rf dist build .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis .run
+	@find . -name __pycache__ -not -path './.venv/*' -prune -exec rm -rf {} +
+	@find kernels -name '*.so' -delete

@@ -1,0 +1,75 @@
+"""`octavo serve`: a scheduler and a worker on this machine, in the foreground."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import sys
+
+from clients.commands import options
+from clients.local import flags, preflight
+from clients.local.errors import LocalError
+from clients.local.services import Services, ServicesConfig
+from clients.local.signals import StopSignals
+
+_INTERRUPTED = 130
+
+
+def add_parser(commands: options.Commands) -> None:
+    """Declare the sub-command."""
+    parser = commands.add_parser(
+        "serve",
+        help="serve a model on this machine",
+        description="Start a scheduler and a worker as processes of their own and serve until Ctrl-C or SIGTERM, which "
+        "lets running requests end; a second one ends everything at once. A worker that dies is started again while "
+        "the scheduler keeps its requests. Exits with 0 if no request was lost.",
+        allow_abbrev=False,
+    )
+    parser.add_argument(
+        "--model", metavar="MODEL", help="directory, FILE.gguf, or id on the Hugging Face Hub; or in the --config file"
+    )
+    parser.add_argument("--host", default="127.0.0.1", help="address to listen on (default: %(default)s)")
+    parser.add_argument(
+        "--port", type=int, default=options.DEFAULT_PORT, help="port of the public API (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--worker-port", type=int, metavar="PORT", help="port of the worker, on 127.0.0.1 (default: a free one)"
+    )
+    flags.add_flags(parser)
+    parser.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Run the sub-command."""
+    preflight.check_torch()
+    preflight.check_port(args.host, args.port)
+    if args.worker_port is not None:
+        preflight.check_port("127.0.0.1", args.worker_port)
+    shared = flags.forwarded(args, flags.SHARED)
+    if args.model is not None:
+        shared.append(f"--model={args.model}")
+    elif args.config is None:
+        raise LocalError("--model is missing; give a directory, a FILE.gguf or a Hub id")
+    config = ServicesConfig(
+        host=args.host,
+        port=args.port,
+        worker_port=args.worker_port or preflight.free_port(),
+        scheduler_arguments=(*shared, *flags.forwarded(args, flags.SCHEDULER)),
+        worker_arguments=(*shared, *flags.forwarded(args, flags.WORKER)),
+    )
+    return asyncio.run(_serve(config))
+
+
+async def _serve(config: ServicesConfig) -> int:
+    async with Services(config) as services:
+        signals = StopSignals(on_second=services.kill)
+        info = await signals.unless_stopped(services.start())
+        if info is None:
+            return _INTERRUPTED
+        print(f"Octavo serves {info.served_model_name} on {config.host}:{config.port}", flush=True)
+        await signals.unless_stopped(services.wait())
+        print("octavo: draining; a second signal ends everything at once", file=sys.stderr, flush=True)
+        status = await services.drain()
+    if signals.killed_by:
+        return 128 + signals.killed_by
+    return 0 if status == 0 else 1

@@ -1,0 +1,130 @@
+"""A scheduler and a worker on this machine, from their start to their end.
+
+- A worker that dies after the start is started again, with growing pauses; the scheduler keeps the requests meanwhile.
+- A scheduler that dies ends everything: what it knew is lost.
+- At shutdown the scheduler drains first, while the worker still computes for it; then the worker goes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+import time
+from dataclasses import dataclass
+from types import TracebackType
+from typing import IO, Self
+
+from clients.aio import AsyncClient
+from clients.errors import DeadlineError, UnavailableError
+from clients.local.child import Child
+from clients.local.errors import LocalError
+from clients.results import ModelInfo
+
+_POLL_SECONDS = 0.05
+_WORKER_STOP_SECONDS = 10.0
+_MAX_PAUSE_SECONDS = 30.0
+_HEALTHY_SECONDS = 60.0  # a worker that lived this long starts the pauses afresh
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServicesConfig:
+    """What to start. The arguments hold everything but the addresses."""
+
+    host: str
+    port: int
+    worker_port: int
+    scheduler_arguments: tuple[str, ...]
+    worker_arguments: tuple[str, ...]
+
+    @property
+    def target(self) -> str:
+        """Where this machine reaches the scheduler."""
+        host = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}.get(self.host, self.host)
+        return f"{host}:{self.port}"
+
+
+class Services:
+    """An async context: leaving it kills what still runs."""
+
+    def __init__(self, config: ServicesConfig, log: IO[bytes] | None = None) -> None:
+        self._config = config
+        self._log = log
+        self._scheduler: Child | None = None
+        self._worker: Child | None = None
+        self._keeper: asyncio.Task[None] | None = None
+
+    async def start(self) -> ModelInfo:
+        """Start both and wait until they serve. Raises LocalError if one ends before."""
+        self._worker = await self._start_worker()
+        address = ("--host", self._config.host, "--port", str(self._config.port))
+        worker = ("--worker", f"127.0.0.1:{self._config.worker_port}")
+        self._scheduler = await Child.start(
+            "scheduler", (*address, *worker, *self._config.scheduler_arguments), self._log
+        )
+        info = await self._serving()
+        self._keeper = asyncio.create_task(self._keep_worker())
+        return info
+
+    async def wait(self) -> None:
+        """Wait for the scheduler's end, which only an error or `drain` brings about."""
+        if self._scheduler is not None:
+            await self._scheduler.wait()
+            raise LocalError(f"the scheduler {self._scheduler.fate}")
+
+    async def drain(self) -> int:
+        """Let running requests end, then stop both. 0 only if nothing was lost."""
+        status = 0
+        if self._scheduler is not None:
+            status = await self._scheduler.stop(grace=None)
+        if self._keeper is not None:
+            self._keeper.cancel()
+            await asyncio.gather(self._keeper, return_exceptions=True)
+        if self._worker is not None:
+            await self._worker.stop(grace=_WORKER_STOP_SECONDS)
+        return status
+
+    def kill(self) -> None:
+        """End both at once."""
+        if self._keeper is not None:
+            self._keeper.cancel()
+        for child in (self._scheduler, self._worker):
+            if child is not None:
+                child.kill()
+
+    async def _start_worker(self) -> Child:
+        address = ("--host", "127.0.0.1", "--port", str(self._config.worker_port))
+        return await Child.start("worker", (*address, *self._config.worker_arguments), self._log)
+
+    async def _serving(self) -> ModelInfo:
+        async with AsyncClient(self._config.target) as client:
+            while True:
+                for child in (self._worker, self._scheduler):
+                    if child is not None and not child.running:
+                        raise LocalError(f"the {child.name} {child.fate} before it served")
+                try:
+                    if await client.health(timeout=1):
+                        return await client.model_info(timeout=10)
+                except (UnavailableError, DeadlineError):
+                    pass  # not listening yet
+                await asyncio.sleep(_POLL_SECONDS)
+
+    async def _keep_worker(self) -> None:
+        pause = 0.0
+        while self._worker is not None:
+            started = time.monotonic()
+            await self._worker.wait()
+            if time.monotonic() - started > _HEALTHY_SECONDS:
+                pause = 0.0
+            when = f" in {pause:g} s" if pause else ""
+            print(f"octavo: the worker {self._worker.fate}; starting it again{when}", file=sys.stderr, flush=True)
+            await asyncio.sleep(pause)
+            pause = min(max(1.0, 2 * pause), _MAX_PAUSE_SECONDS)
+            self._worker = await self._start_worker()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.kill()
