@@ -4,7 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import numpy as np
 import torch
+
+from worker.sequence_table import SequenceTable
+from worker.step import StepPlan
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -24,3 +28,29 @@ class InputBatch:
     seq_lens: torch.Tensor
     block_tables: torch.Tensor
     logits_indices: torch.Tensor
+
+
+def build_input_batch(table: SequenceTable, plan: StepPlan, block_size: int, device: torch.device) -> InputBatch:
+    """The batch of a plan that the table has applied and not committed yet; at least one row is scheduled."""
+    rows, num_tokens = plan.rows, plan.num_tokens
+    starts = table.num_computed[rows]  # [S], position of each row's first token
+    seq_lens = starts + num_tokens
+    query_start_loc = np.zeros(rows.size + 1, np.int32)
+    np.cumsum(num_tokens, dtype=np.int32, out=query_start_loc[1:])
+    row_of_token = np.repeat(rows, num_tokens)  # [T]
+    # A token's position is its row's first position plus its place within the row.
+    positions = np.arange(row_of_token.size, dtype=np.int32) + np.repeat(starts - query_start_loc[:-1], num_tokens)
+    blocks = table.block_tables[row_of_token, positions // block_size]
+    slot_mapping = blocks.astype(np.int64) * block_size + positions % block_size
+    max_blocks = -(-int(seq_lens.max()) // block_size)
+    logits_indices = query_start_loc[1:][plan.max_samples > 0].astype(np.int64) - 1
+    columns = {
+        "token_ids": table.token_ids[row_of_token, positions].astype(np.int64),
+        "positions": positions,
+        "slot_mapping": slot_mapping,
+        "query_start_loc": query_start_loc,
+        "seq_lens": seq_lens,
+        "block_tables": table.block_tables[rows, :max_blocks],
+        "logits_indices": logits_indices,
+    }
+    return InputBatch(**{name: torch.from_numpy(column).to(device) for name, column in columns.items()})

@@ -58,7 +58,7 @@ class Open:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Capacity:
-    """What this worker can do. One KV group, one rank.
+    """What this worker can do. One KV group, one rank, no host blocks.
 
     block_size in tokens, bytes_per_block over all layers, window in tokens (0: none).
     """
@@ -68,7 +68,6 @@ class Capacity:
     window: int
     bytes_per_block: int
     num_device_blocks: int
-    num_host_blocks: int
     logits_width: int
     max_model_len: int
     architecture: str
@@ -84,7 +83,6 @@ class Limits:
 
     num_rows: int
     num_device_blocks: int
-    num_host_blocks: int
     block_size: int
     logits_width: int
     max_model_len: int
@@ -127,7 +125,7 @@ class Admission:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BlockCopies:
-    """One phase of block copies: block sources[i] to block destinations[i]. The two columns share no destination."""
+    """One phase of block copies: block sources[i] to destinations[i]. Destinations are distinct and no sources."""
 
     sources: IntColumn
     destinations: IntColumn
@@ -135,15 +133,13 @@ class BlockCopies:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepPlan:
-    """One step. Parts are applied in the order of the fields.
+    """One step. Parts are applied in the order of the fields. There is no host pool yet, so nothing is swapped.
 
     edit_*: entries to set in block tables. rows, num_tokens, max_samples: what to compute, one entry per row.
     """
 
     step_id: int
     released_rows: IntColumn
-    swap_out: BlockCopies
-    swap_in: BlockCopies
     copy_on_write: BlockCopies
     admissions: tuple[Admission, ...]
     edit_rows: IntColumn

@@ -1,0 +1,64 @@
+"""`python -m worker`: reads flags, loads the model, serves until SIGTERM or SIGINT.
+
+Exit codes: 0 stopped by a signal, 1 the worker cannot run here (port, memory, a broken model), 2 it was asked for what
+does not exist (flags, an unknown model).
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+
+from worker.config import ConfigError, WorkerConfig
+from worker.flags import parse
+from worker.logs import configure_logs
+
+
+def main() -> int:
+    """Runs the command; returns the exit code, with one line on standard error if it is not 0."""
+    try:
+        config = parse(sys.argv[1:])
+    except ConfigError as error:
+        return _fail(error, 2)
+    configure_logs(config.log_level, config.log_format)
+    # OpenMP threads spin after each region, by default for milliseconds in which they keep a core from the scheduler.
+    # The runtime reads this when it is loaded, which is below.
+    os.environ.setdefault("GOMP_SPINCOUNT", "1000")
+    return _run(config)
+
+
+def _run(config: WorkerConfig) -> int:
+    import kernels
+
+    if not getattr(kernels, "OCTAVO", False):
+        return _fail(
+            f"`import kernels` finds another package, {kernels.__file__}; start the worker in Octavo's own environment",
+            1,
+        )
+    import uvloop
+
+    from worker.loader.errors import ModelError, ModelNotFoundError
+    from worker.memory import KVCacheMemoryError
+    from worker.process import run_worker
+    from worker.server import ListenError
+
+    try:
+        finished = uvloop.run(run_worker(config))
+    except (ConfigError, ModelNotFoundError) as error:
+        return _fail(error, 2)
+    except (ListenError, ModelError, KVCacheMemoryError, MemoryError) as error:
+        return _fail(error, 1)
+    if not finished:
+        # A model is still loading on the executor thread; the interpreter cannot end in good order under it.
+        sys.stderr.flush()
+        os._exit(0)
+    return 0
+
+
+def _fail(reason: Exception | str, code: int) -> int:
+    print(f"worker: error: {reason}", file=sys.stderr)
+    return code
+
+
+if __name__ == "__main__":
+    sys.exit(main())

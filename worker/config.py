@@ -1,0 +1,70 @@
+"""The worker's configuration, validated once."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+class ConfigError(Exception):
+    """A flag has a value that cannot be; the message names the flag, the value and the limit."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerConfig:
+    """One field per flag of `python -m worker`, of the same name; see `worker.flags` for meanings and units."""
+
+    model: str
+    revision: str | None = None
+    host: str = "127.0.0.1"
+    port: int = 50052
+    dtype: str = "auto"
+    block_size: int = 16
+    max_model_len: int | None = None
+    gpu_memory_utilization: float = 0.5
+    kv_cache_memory_bytes: int | None = None
+    num_gpu_blocks_override: int | None = None
+    backend: str = "auto"
+    device: str = "auto"
+    exact: bool = False
+    threads: int | None = None
+    log_level: str = "info"
+    log_format: str = "auto"
+
+    def __post_init__(self) -> None:
+        if not self.model:
+            raise ConfigError("--model is required")
+        self._one_of("dtype", DTYPES)
+        self._one_of("backend", BACKENDS)
+        self._one_of("device", DEVICES)
+        self._one_of("log_level", LOG_LEVELS)
+        self._one_of("log_format", LOG_FORMATS)
+        if not 0 <= self.port <= 65535:
+            raise ConfigError(f"--port must be in [0, 65535], is {self.port}")
+        if not 0 < self.gpu_memory_utilization <= 1:
+            raise ConfigError(f"--gpu-memory-utilization must be in (0, 1], is {self.gpu_memory_utilization}")
+        for field in ("block_size", "max_model_len", "kv_cache_memory_bytes", "num_gpu_blocks_override", "threads"):
+            value = getattr(self, field)
+            if value is not None and value < 1:
+                raise ConfigError(f"{_flag(field)} must be at least 1, is {value}")
+        if self.exact and self.dtype == "bfloat16":
+            raise ConfigError("--exact computes in float32; --dtype must be auto or float32, is bfloat16")
+        if self.exact and self.device == "cuda":
+            raise ConfigError("--exact is for CPUs; --device must be auto or cpu, is cuda")
+        if self.backend == "cpu" and self.device == "cuda":
+            raise ConfigError("--backend cpu needs --device auto or cpu, is cuda")
+
+    def _one_of(self, field: str, choices: tuple[str, ...]) -> None:
+        value = getattr(self, field)
+        if value not in choices:
+            raise ConfigError(f"{_flag(field)} must be one of {', '.join(choices)}, is {value!r}")
+
+
+DTYPES = ("auto", "float32", "bfloat16")
+BACKENDS = ("auto", "cpu", "torch")
+DEVICES = ("auto", "cpu", "cuda")
+LOG_LEVELS = ("debug", "info", "warning", "error")
+LOG_FORMATS = ("auto", "json", "console")
+
+
+def _flag(field: str) -> str:
+    return "--" + field.replace("_", "-")

@@ -1,0 +1,94 @@
+"""Command line and YAML file to `WorkerConfig`. The command line wins over the file, the file over the defaults."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from worker.config import BACKENDS, DEVICES, DTYPES, LOG_FORMATS, LOG_LEVELS, ConfigError, WorkerConfig
+
+_SECTION, _OTHER_SECTION = "worker", "scheduler"
+
+
+def parser() -> argparse.ArgumentParser:
+    """Every flag with its unit and default. Defaults are suppressed here: `WorkerConfig` owns them."""
+    parser = argparse.ArgumentParser(
+        prog="python -m worker",
+        description="Octavo's worker: a model and its KV cache, executing the scheduler's step plans over gRPC.",
+        argument_default=argparse.SUPPRESS,
+    )
+    default = {field.name: field.default for field in fields(WorkerConfig)}
+
+    def flag(name: str, meaning: str, **options: Any) -> None:
+        value = default[name[2:].replace("-", "_")]
+        shown = "none" if value is None else value
+        parser.add_argument(name, help=f"{meaning} (default: {shown})", **options)
+
+    parser.add_argument("--config", metavar="FILE", help="YAML file with flags of these names (default: none)")
+    parser.add_argument("--model", help="model directory, .gguf file or Hub id (required)")
+    flag("--revision", "branch, tag or commit of a Hub model", metavar="REV")
+    flag("--host", "address to listen on", metavar="ADDRESS")
+    flag("--port", "TCP port of the worker's API; 0 picks a free one", type=int, metavar="PORT")
+    flag("--dtype", "type of weights and KV cache; auto is the checkpoint's, float32 with --exact", choices=DTYPES)
+    flag("--block-size", "tokens per KV cache block", type=int, metavar="TOKENS")
+    flag("--max-model-len", "tokens of a sequence at most; none: what the model allows", type=int, metavar="TOKENS")
+    flag(
+        "--gpu-memory-utilization",
+        "fraction of the device's memory left after loading, of a CPU's host memory, that the KV cache takes",
+        type=float,
+        metavar="FRACTION",
+    )
+    flag("--kv-cache-memory-bytes", "size of the KV cache in bytes, in place of a fraction", type=int, metavar="BYTES")
+    flag("--num-gpu-blocks-override", "size of the KV cache in blocks, in place of both", type=int, metavar="BLOCKS")
+    flag("--backend", "kernels; auto is cpu (native) where it can run, else torch", choices=BACKENDS)
+    flag("--device", "where tensors live; auto is cuda where there is a GPU, else cpu", choices=DEVICES)
+    flag("--exact", "float32 on the CPU, results independent of what else is in a step", action="store_true")
+    flag("--threads", "CPU threads of a step; none: as many as the process may use CPUs", type=int, metavar="N")
+    flag("--log-level", "least level logged", choices=LOG_LEVELS)
+    flag("--log-format", "auto is console on a terminal, else json", choices=LOG_FORMATS)
+    return parser
+
+
+def parse(arguments: Sequence[str]) -> WorkerConfig:
+    """Raises ConfigError for a bad value or file; argparse itself exits on a malformed command line."""
+    given = vars(parser().parse_args(arguments))
+    path = given.pop("config", None)
+    values = {**(_read_file(path) if path else {}), **given}
+    if "model" not in values:
+        raise ConfigError("--model is required")
+    return WorkerConfig(**values)
+
+
+def _read_file(path: str) -> dict[str, Any]:
+    """Flags from the top level and from the section `worker:`; the section of the other service is not ours."""
+    try:
+        content = yaml.safe_load(Path(path).read_text())
+    except (OSError, yaml.YAMLError) as error:
+        raise ConfigError(f"--config {path}: {error}") from error
+    if not isinstance(content, dict):
+        raise ConfigError(f"--config {path}: must be a mapping of flags to values")
+    content.pop(_OTHER_SECTION, None)
+    section = content.pop(_SECTION, {})
+    if not isinstance(section, dict):
+        raise ConfigError(f"--config {path}: {_SECTION} must be a mapping of flags to values")
+    values = {str(key).replace("-", "_"): value for key, value in {**content, **section}.items()}
+    types = {field.name: str(field.type) for field in fields(WorkerConfig)}
+    for name, value in values.items():
+        flag = name.replace("_", "-")
+        if name not in types:
+            raise ConfigError(f"--config {path}: unknown flag {flag}")
+        if not _fits(value, types[name]):
+            raise ConfigError(f"--config {path}: {flag} must be {types[name]}, is {value!r}")
+    return values
+
+
+def _fits(value: object, type_name: str) -> bool:
+    """Whether a value of the file is of a field's type. YAML's true and false are ints to Python, but not to us."""
+    allowed = {"str": (str,), "int": (int,), "float": (int, float), "bool": (bool,), "None": (type(None),)}
+    kinds = tuple(kind for part in type_name.split(" | ") for kind in allowed[part])
+    return isinstance(value, kinds) and (not isinstance(value, bool) or bool in kinds)

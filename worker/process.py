@@ -1,0 +1,43 @@
+"""The life of a worker process: listen, load, serve, stop."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import time
+
+import structlog
+
+from worker.assembly import load_worker
+from worker.config import WorkerConfig
+from worker.server import WorkerServer
+
+log = structlog.get_logger()
+
+
+async def run_worker(config: WorkerConfig) -> bool:
+    """Serves until SIGTERM or SIGINT. False if the executor thread is still busy. Raises what listening and loading do.
+
+    The server listens before the model is loaded: a port in use shows at once, and probes see NOT_SERVING meanwhile.
+    """
+    start = time.monotonic()
+    stopping = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stopping.set)
+    server = WorkerServer()
+    try:
+        port = await server.listen(config.host, config.port)
+        log.info("loading", model=config.model, host=config.host, port=port)
+        loading = asyncio.create_task(server.executor.call(lambda: load_worker(config)))
+        stop = asyncio.create_task(stopping.wait())
+        await asyncio.wait((loading, stop), return_when=asyncio.FIRST_COMPLETED)
+        if loading.done():
+            await server.serve(loading.result())
+            log.info("serving", host=config.host, port=port, seconds=round(time.monotonic() - start, 2))
+            await stop
+        log.info("stopping")
+    finally:
+        finished = await server.stop()
+    log.info("stopped")
+    return finished

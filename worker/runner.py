@@ -1,0 +1,56 @@
+"""Executes a step: the one place where rows, cache, model and sampler meet."""
+
+from __future__ import annotations
+
+import time
+
+import numpy as np
+import torch
+
+from worker.input_batch import build_input_batch
+from worker.kv_cache import KVCache
+from worker.models.decoder import Decoder
+from worker.sampler import Sampled, sample
+from worker.sequence_table import SequenceTable, sampling_rows
+from worker.step import RowFlag, StepPlan, StepResult, no_ints
+
+
+class Runner:
+    """A loaded model and its KV cache. It knows no rows: they belong to the stream whose plan it executes."""
+
+    def __init__(self, model: Decoder, kv_cache: KVCache, device: torch.device) -> None:
+        self._model = model
+        self._kv_cache = kv_cache
+        self._device = device
+
+    def execute(self, table: SequenceTable, plan: StepPlan) -> StepResult:
+        """Computes the plan's tokens and samples. Raises PlanError where the plan does not fit the table's rows; after
+        this or any other error the table must not be used again."""
+        start = time.perf_counter_ns()
+        table.apply(plan)
+        copies = plan.copy_on_write
+        self._kv_cache.copy_blocks(copies.sources.tolist(), copies.destinations.tolist())
+        batch = build_input_batch(table, plan, self._kv_cache.spec.block_size, self._device)
+        logits = self._model.forward(batch, self._kv_cache)  # [R, V]
+        sampled = sample(logits, table.sampling(sampling_rows(plan)))
+        table.commit(plan, sampled.tokens)
+        return _result(plan, sampled, time.perf_counter_ns() - start)
+
+
+def _result(plan: StepPlan, sampled: Sampled, execute_ns: int) -> StepResult:
+    num_sampled = plan.max_samples.copy()
+    num_sampled[plan.max_samples > 0] = sampled.finite
+    flags = no_ints()
+    if not sampled.finite.all():
+        flags = np.where(num_sampled < plan.max_samples, RowFlag.NON_FINITE, RowFlag.OK).astype(np.int32)
+    return StepResult(
+        step_id=plan.step_id,
+        num_sampled=num_sampled,
+        tokens=sampled.tokens[sampled.finite],
+        logprobs=sampled.logprobs,
+        num_top=sampled.num_top,
+        top_tokens=sampled.top_tokens,
+        top_logprobs=sampled.top_logprobs,
+        flags=flags,
+        execute_ns=execute_ns,
+    )

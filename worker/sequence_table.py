@@ -1,0 +1,152 @@
+"""The worker's rows: what each sequence of a stream is right now, as a fold over the stream's plans and tokens.
+
+Owns the token ids, block tables, counts and sampling parameters of every row, as one array per field, so that a step of
+decode rows costs a few array operations however many rows there are. `apply` makes the changes of a plan and checks it
+against the rows; `commit` records what the step computed and sampled. A decode row's plan carries no token: the row
+holds its last sampled one.
+
+Invariants of a row in use: 0 <= num_computed <= num_tokens <= max_model_len; its first num_blocks table entries are set
+and hold at least the computed tokens. A row that is not in use has num_tokens 0, and its other fields mean nothing.
+A table that has raised is no longer consistent; it belongs to a stream that ends with that.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+
+from worker.sampler import SamplingColumns
+from worker.step import Admission, IntColumn, Limits, PlanError, StepPlan
+
+
+class SequenceTable:
+    """Rows of one stream. token_ids [rows, max_model_len] and block_tables [rows, max blocks] int32; num_tokens,
+    num_computed and num_blocks [rows] int32."""
+
+    def __init__(self, limits: Limits) -> None:
+        rows = limits.num_rows
+        self._limits = limits
+        self._last_step_id = -1
+        self.token_ids = np.zeros((rows, limits.max_model_len), np.int32)
+        self.block_tables = np.zeros((rows, limits.max_blocks), np.int32)
+        self.num_tokens = np.zeros(rows, np.int32)
+        self.num_computed = np.zeros(rows, np.int32)
+        self.num_blocks = np.zeros(rows, np.int32)
+        self._sampling = SamplingColumns(
+            temperature=np.zeros(rows, np.float64),
+            top_k=np.zeros(rows, np.int32),
+            top_p=np.ones(rows, np.float64),
+            min_p=np.zeros(rows, np.float64),
+            num_logprobs=np.full(rows, -1, np.int32),
+            seeds=np.zeros(rows, np.uint64),
+            output_index=np.zeros(rows, np.int64),
+        )
+
+    def apply(self, plan: StepPlan) -> None:
+        """Makes the plan's releases, admissions and table edits, in this order, and checks its scheduled rows.
+
+        Raises PlanError where the plan does not fit the rows.
+        """
+        if plan.step_id <= self._last_step_id:
+            raise PlanError("step_id", plan.step_id, f"it must be above {self._last_step_id}, the last one")
+        self._last_step_id = plan.step_id
+        self._release(plan.released_rows)
+        for admission in plan.admissions:
+            self._admit(admission)
+        if plan.edit_rows.size:
+            self._edit(plan.edit_rows, plan.edit_indices, plan.edit_blocks)
+        self._check_scheduled(plan)
+
+    def commit(self, plan: StepPlan, tokens: IntColumn) -> None:
+        """Records that the plan's tokens are computed, and appends tokens [R] to the rows that sample.
+
+        A row without a sampled token (its logits were not finite) gets token 0 like any other: the plan after this one
+        is on its way already and counts on a token there, and the scheduler drops whatever such a row gives.
+        """
+        self.num_computed[plan.rows] += plan.num_tokens
+        rows = sampling_rows(plan)
+        self.token_ids[rows, self.num_tokens[rows]] = tokens
+        self.num_tokens[rows] += 1
+        self._sampling.output_index[rows] += 1
+
+    def sampling(self, rows: IntColumn) -> SamplingColumns:
+        """The sampling parameters of rows [R], output_index being that of the token to be sampled next."""
+        columns = self._sampling
+        return SamplingColumns(
+            temperature=columns.temperature[rows],
+            top_k=columns.top_k[rows],
+            top_p=columns.top_p[rows],
+            min_p=columns.min_p[rows],
+            num_logprobs=columns.num_logprobs[rows],
+            seeds=columns.seeds[rows],
+            output_index=columns.output_index[rows],
+        )
+
+    def _release(self, rows: IntColumn) -> None:
+        for row in rows.tolist():
+            if not self.num_tokens[row]:
+                raise PlanError("released_rows", row, "the row is free")
+            self.num_tokens[row] = 0
+
+    def _admit(self, admission: Admission) -> None:
+        row, length, blocks = admission.row, admission.token_ids.size, admission.blocks
+        if self.num_tokens[row]:
+            raise PlanError("admissions.row", row, "the row is in use")
+        self.token_ids[row, :length] = admission.token_ids
+        self.block_tables[row, : blocks.size] = blocks
+        self.num_tokens[row] = length
+        self.num_computed[row] = admission.num_computed_tokens
+        self.num_blocks[row] = blocks.size
+        sampling, columns = admission.sampling, self._sampling
+        columns.temperature[row] = sampling.temperature
+        columns.top_k[row] = sampling.top_k
+        columns.top_p[row] = sampling.top_p
+        columns.min_p[row] = sampling.min_p
+        columns.num_logprobs[row] = -1 if sampling.num_logprobs is None else sampling.num_logprobs
+        columns.seeds[row] = admission.seed
+        columns.output_index[row] = admission.output_index
+
+    def _edit(self, rows: IntColumn, indices: IntColumn, blocks: IntColumn) -> None:
+        self._require_in_use("table_edits.rows", rows)
+        places = rows.astype(np.int64) * self.block_tables.shape[1] + indices
+        if np.unique(places).size != places.size:
+            raise PlanError("table_edits", places.size, "entries must be distinct pairs of row and index")
+        # Appended entries are the ones past the row's end. Being distinct, they leave no gap exactly if all of them
+        # lie below the new end.
+        np.add.at(self.num_blocks, rows, indices >= self.num_blocks[rows])
+        beyond = indices >= self.num_blocks[rows]
+        if beyond.any():
+            place = int(np.argmax(beyond))
+            limit = f"row {rows[place]} would have {self.num_blocks[rows[place]]} blocks, no gaps are allowed"
+            raise PlanError("table_edits.indices", int(indices[place]), limit)
+        self.block_tables[rows, indices] = blocks
+
+    def _check_scheduled(self, plan: StepPlan) -> None:
+        rows = plan.rows
+        self._require_in_use("scheduled.rows", rows)
+        known, ends = self.num_tokens[rows], self.num_computed[rows] + plan.num_tokens
+        _require(ends <= known, "scheduled.num_tokens", plan.num_tokens, rows, "more than the tokens not computed yet")
+        room = self.num_blocks[rows] * self._limits.block_size
+        _require(
+            ends <= room, "scheduled.num_tokens", plan.num_tokens, rows, "more than the row's blocks have room for"
+        )
+        samples = plan.max_samples > 0
+        _require(~samples | (ends == known), "scheduled.max_samples", plan.max_samples, rows, "known tokens come after")
+        full = known >= self._limits.max_model_len
+        _require(~samples | ~full, "scheduled.max_samples", plan.max_samples, rows, "the row has max_model_len tokens")
+
+    def _require_in_use(self, column: str, rows: IntColumn) -> None:
+        in_use = self.num_tokens[rows] > 0
+        if not in_use.all():
+            raise PlanError(column, int(rows[np.argmin(in_use)]), "the row is not admitted")
+
+
+def sampling_rows(plan: StepPlan) -> IntColumn:
+    """The scheduled rows that sample, [R], in the order of the plan."""
+    return plan.rows[plan.max_samples > 0]
+
+
+def _require(good: npt.NDArray[np.bool_], column: str, values: IntColumn, rows: IntColumn, complaint: str) -> None:
+    if not good.all():
+        place = int(np.argmin(good))
+        raise PlanError(column, int(values[place]), f"of row {rows[place]}: {complaint}")

@@ -1,0 +1,104 @@
+"""The gRPC server of a worker: the step plane, health and reflection, from bind to shutdown.
+
+Health is NOT_SERVING from the first moment on and SERVING once the model is loaded, for the server as a whole ("") and
+for the service by name.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+from typing import Any
+
+import grpc
+import structlog
+from grpc_health.v1 import health, health_pb2, health_pb2_grpc
+from grpc_reflection.v1alpha import reflection
+
+from octavo.worker.v1alpha1 import worker_pb2_grpc
+from worker.assembly import LoadedWorker
+from worker.executor import Executor
+from worker.service import SERVICE_NAME, WorkerService
+
+log = structlog.get_logger()
+
+MAX_MESSAGE_BYTES = 64 * 1024 * 1024
+
+_OPTIONS: list[tuple[str, Any]] = [
+    ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
+    ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
+    # Schedulers may ping through a long silence. This is the spelling that works: the one with "recv" is ignored.
+    ("grpc.http2.min_ping_interval_without_data_ms", 1000),
+    ("grpc.http2.max_ping_strikes", 0),
+    ("grpc.keepalive_permit_without_calls", 1),
+    # A scheduler whose machine went silent is noticed within 15 s, so that its epoch does not fence off the next one.
+    ("grpc.keepalive_time_ms", 10_000),
+    ("grpc.keepalive_timeout_ms", 5_000),
+    # Two workers on one port would split the streams between them without a word.
+    ("grpc.so_reuseport", 0),
+]
+
+_STOP_GRACE_S = 2.0
+
+
+class ListenError(Exception):
+    """The address cannot be listened on."""
+
+
+class WorkerServer:
+    """A server that listens at once and serves when it is given a loaded worker. Owns the executor thread."""
+
+    def __init__(self) -> None:
+        self.executor = Executor()
+        self._service = WorkerService(self.executor)
+        self._health = health.aio.HealthServicer()
+        self._server = grpc.aio.server(options=_OPTIONS)
+        worker_pb2_grpc.add_WorkerServiceServicer_to_server(self._service, self._server)
+        health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
+        names = (SERVICE_NAME, health.SERVICE_NAME, reflection.SERVICE_NAME)
+        reflection.enable_server_reflection(names, self._server)
+
+    async def listen(self, host: str, port: int) -> int:
+        """Starts the server and returns its port, the one it got if `port` is 0. Raises ListenError."""
+        _check_free(host, port)
+        try:
+            bound = self._server.add_insecure_port(_address(host, port))
+        except RuntimeError as error:
+            raise ListenError(f"cannot listen on {_address(host, port)}: {error}") from error
+        await self._set_health(health_pb2.HealthCheckResponse.NOT_SERVING)
+        await self._server.start()
+        return bound
+
+    async def serve(self, worker: LoadedWorker) -> None:
+        """Opens the step plane."""
+        self._service.serve(worker.runner, worker.capacity)
+        await self._set_health(health_pb2.HealthCheckResponse.SERVING)
+
+    async def stop(self) -> bool:
+        """Ends the live stream, the server and the executor. False if the executor thread still runs, as it does while
+        a model is loading: it cannot be interrupted."""
+        await self._set_health(health_pb2.HealthCheckResponse.NOT_SERVING)
+        self._service.shut_down()
+        await self._server.stop(_STOP_GRACE_S)
+        return await self.executor.stop(_STOP_GRACE_S)
+
+    async def _set_health(self, status: int) -> None:
+        for name in ("", SERVICE_NAME):
+            await self._health.set(name, status)
+
+
+def _address(host: str, port: int) -> str:
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+def _check_free(host: str, port: int) -> None:
+    """gRPC does not say why it cannot bind, the operating system does."""
+    try:
+        family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        with contextlib.closing(socket.socket(family, kind, protocol)) as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            probe.bind(address)
+            probe.listen(1)
+    except OSError as error:
+        hint = "; is another worker running? --port picks another" if error.errno == 98 else ""
+        raise ListenError(f"cannot listen on {_address(host, port)}: {error.strerror}{hint}") from error

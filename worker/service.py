@@ -1,0 +1,144 @@
+"""The servicer of the step plane: GetCapacity and Execute.
+
+One stream is live at a time; a stream with a higher epoch takes its place. The handler of a stream reads plans in a
+task of its own, so that plan k+1 is queued while plan k runs, and writes results as they are ready.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+
+import grpc
+import structlog
+
+from octavo.worker.v1alpha1 import worker_pb2 as pb
+from octavo.worker.v1alpha1 import worker_pb2_grpc as pb_grpc
+from worker import wire
+from worker.executor import Executor
+from worker.runner import Runner
+from worker.session import (
+    IncompatibleError,
+    OpenError,
+    Session,
+    ShutdownError,
+    StepError,
+    SupersededError,
+    check_open,
+)
+from worker.step import Capacity, PlanError
+
+log = structlog.get_logger()
+
+SERVICE_NAME = pb.DESCRIPTOR.services_by_name["WorkerService"].full_name
+
+_Context = grpc.aio.ServicerContext[pb.ExecuteRequest, pb.ExecuteResponse]
+
+_STATUS = {
+    PlanError: grpc.StatusCode.INVALID_ARGUMENT,
+    OpenError: grpc.StatusCode.INVALID_ARGUMENT,
+    IncompatibleError: grpc.StatusCode.FAILED_PRECONDITION,
+    SupersededError: grpc.StatusCode.ABORTED,
+    StepError: grpc.StatusCode.INTERNAL,
+    ShutdownError: grpc.StatusCode.UNAVAILABLE,
+}
+
+
+class WorkerService(pb_grpc.WorkerServiceServicer):
+    """Serves one runner, once `serve` was called; before that every call is UNAVAILABLE."""
+
+    def __init__(self, executor: Executor) -> None:
+        self._executor = executor
+        self._loaded: tuple[Runner, Capacity] | None = None
+        self._live: Session | None = None
+
+    def serve(self, runner: Runner, capacity: Capacity) -> None:
+        """The model is loaded."""
+        self._loaded = runner, capacity
+
+    def shut_down(self) -> None:
+        """Refuses new streams and ends the live one."""
+        self._loaded = None
+        if self._live is not None:
+            self._live.end(ShutdownError("the worker shuts down"))
+
+    async def GetCapacity(  # noqa: N802 -- the name is the protocol's
+        self,
+        request: pb.GetCapacityRequest,
+        context: grpc.aio.ServicerContext[pb.GetCapacityRequest, pb.GetCapacityResponse],
+    ) -> pb.GetCapacityResponse:
+        """See the protocol."""
+        if self._loaded is None:
+            await context.abort(grpc.StatusCode.UNAVAILABLE, "the model is not loaded")
+        return wire.write_capacity(self._loaded[1])
+
+    async def Execute(  # noqa: N802 -- the name is the protocol's
+        self, request_iterator: AsyncIterator[pb.ExecuteRequest], context: _Context
+    ) -> None:
+        """See the protocol."""
+        try:
+            session = await self._open(request_iterator)
+        except (OpenError, IncompatibleError, ShutdownError) as error:
+            await self._abort(context, error)
+        log.info("stream opened", epoch=session.epoch, peer=context.peer())
+        reader = asyncio.create_task(_read_plans(request_iterator, session))
+        end: Exception | None = None
+        try:
+            await context.write(wire.write_opened(session.epoch))
+            while (outcome := await session.next_outcome()) is not None:
+                if isinstance(outcome, Exception):
+                    end = outcome
+                    break
+                await context.write(wire.write_result(outcome))
+        finally:
+            session.end(None)
+            reader.cancel()
+            if self._live is session:
+                self._live = None
+            log.info("stream ended", epoch=session.epoch, reason=str(end) if end else "the scheduler left")
+        if end is not None:
+            await self._abort(context, end)
+
+    async def _open(self, requests: AsyncIterator[pb.ExecuteRequest]) -> Session:
+        """The session that the stream's first message asks for, now the live one."""
+        first = await anext(requests, pb.ExecuteRequest())
+        if first.WhichOneof("kind") != "open":
+            raise OpenError(f"the first message is {first.WhichOneof('kind') or 'empty'}, must be open")
+        if self._loaded is None:
+            raise ShutdownError("the model is not loaded")
+        runner, capacity = self._loaded
+        opening = wire.read_open(first.open)
+        limits = check_open(opening, capacity)
+        if self._live is not None and opening.group_epoch <= self._live.epoch:
+            raise IncompatibleError(
+                f"open.group_epoch is {opening.group_epoch}, a stream of epoch {self._live.epoch} is live; "
+                "only a higher one takes over"
+            )
+        try:
+            session = Session(opening, limits, runner, self._executor)
+        except MemoryError as error:
+            rows = f"{limits.num_rows} rows of {limits.max_model_len} tokens"
+            raise OpenError(f"open.num_rows and open.max_model_len ask for {rows}: no memory for these") from error
+        if self._live is not None:
+            self._live.end(SupersededError(f"a stream of epoch {session.epoch} took over from {self._live.epoch}"))
+        self._live = session
+        return session
+
+    async def _abort(self, context: _Context, error: Exception) -> None:
+        await context.abort(_STATUS[type(error)], str(error))
+
+
+async def _read_plans(requests: AsyncIterator[pb.ExecuteRequest], session: Session) -> None:
+    """Queues plans until the scheduler sends no more. A message that is no plan, or a broken one, ends the session."""
+    try:
+        async for message in requests:
+            if message.WhichOneof("kind") != "plan":
+                raise PlanError("kind", message.WhichOneof("kind") or "nothing", "after open there are only plans")
+            session.submit(wire.read_plan(message.plan, session.limits))
+    except PlanError as error:
+        session.end(error)
+    except Exception as error:  # a reader that dies silently would leave the stream hanging
+        log.exception("reading plans failed", epoch=session.epoch)
+        session.end(StepError(f"reading plans failed: {type(error).__name__}: {error}"))
+    else:
+        session.submit_end()

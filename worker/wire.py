@@ -1,0 +1,245 @@
+"""Messages of the step plane to the worker's values and back; nothing else of the worker translates.
+
+Everything a plan says is checked here against the stream's limits, before it can touch an array: lengths, ranges,
+duplicates, and what this version does not accept. What depends on the rows is checked by `worker.sequence_table`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+
+from octavo.worker.v1alpha1 import worker_pb2 as pb
+from worker.step import (
+    PROTOCOL_VERSION,
+    Admission,
+    BlockCopies,
+    Capacity,
+    IntColumn,
+    Limits,
+    Open,
+    PlanError,
+    Sampling,
+    StepPlan,
+    StepResult,
+    no_ints,
+)
+
+
+def read_open(message: pb.Open) -> Open:
+    """The opening of a session, not yet checked against the worker's capacity."""
+    return Open(
+        protocol_version=message.protocol_version,
+        config_digest=message.config_digest,
+        num_device_blocks=message.num_device_blocks,
+        num_host_blocks=message.num_host_blocks,
+        group_epoch=message.group_epoch,
+        num_rows=message.num_rows,
+        max_num_batched_tokens=message.max_num_batched_tokens,
+        max_model_len=message.max_model_len,
+    )
+
+
+def read_plan(message: pb.StepPlan, limits: Limits) -> StepPlan:
+    """A plan whose columns are within the stream's limits. Raises PlanError, naming column, value and limit."""
+    for phase, copies in (("swap_out", message.swap_out), ("swap_in", message.swap_in)):
+        if copies.sources or copies.destinations:
+            raise PlanError(phase, f"{len(copies.sources)} copies", "this worker has no host blocks")
+    released = _column("released_rows", message.released_rows, limits.num_rows, "rows")
+    _distinct("released_rows", released)
+    admissions = tuple(_read_admission(admission, limits) for admission in message.admissions)
+    _distinct("admissions.row", np.array([admission.row for admission in admissions], np.int32))
+    edits = message.table_edits
+    _only_group_0("table_edits.groups", edits.groups, len(edits.rows))
+    edit_rows = _column("table_edits.rows", edits.rows, limits.num_rows, "rows")
+    edit_indices = _column("table_edits.indices", edits.indices, limits.max_blocks, "blocks per row")
+    edit_blocks = _column("table_edits.blocks", edits.blocks, limits.num_device_blocks, "device blocks")
+    _same_length("table_edits.indices", edit_indices, "table_edits.rows", edit_rows)
+    _same_length("table_edits.blocks", edit_blocks, "table_edits.rows", edit_rows)
+    rows, num_tokens, max_samples = _read_scheduled(message.scheduled, limits)
+    return StepPlan(
+        step_id=message.step_id,
+        released_rows=released,
+        copy_on_write=_read_copy_on_write(message.copy_on_write, limits),
+        admissions=admissions,
+        edit_rows=edit_rows,
+        edit_indices=edit_indices,
+        edit_blocks=edit_blocks,
+        rows=rows,
+        num_tokens=num_tokens,
+        max_samples=max_samples,
+    )
+
+
+def write_result(result: StepResult) -> pb.ExecuteResponse:
+    """The message of a step's result."""
+    return pb.ExecuteResponse(
+        result=pb.StepResult(
+            step_id=result.step_id,
+            num_sampled=result.num_sampled.tolist(),
+            tokens=result.tokens.tolist(),
+            logprobs=result.logprobs.tolist(),
+            num_top=result.num_top.tolist(),
+            top_tokens=result.top_tokens.tolist(),
+            top_logprobs=result.top_logprobs.tolist(),
+            flags=result.flags.tolist(),
+            execute_ns=result.execute_ns,
+        )
+    )
+
+
+def write_opened(group_epoch: int) -> pb.ExecuteResponse:
+    """The message that confirms a session."""
+    return pb.ExecuteResponse(opened=pb.Opened(group_epoch=group_epoch))
+
+
+def write_capacity(capacity: Capacity) -> pb.GetCapacityResponse:
+    """The message of a worker's capacity."""
+    return pb.GetCapacityResponse(
+        protocol_version=PROTOCOL_VERSION,
+        rank=0,
+        world_size=1,
+        kv_groups=[
+            pb.KvGroup(
+                num_layers=capacity.num_layers,
+                block_size=capacity.block_size,
+                window=capacity.window,
+                bytes_per_block=capacity.bytes_per_block,
+            )
+        ],
+        num_device_blocks=capacity.num_device_blocks,
+        num_host_blocks=0,
+        logits_width=capacity.logits_width,
+        max_model_len=capacity.max_model_len,
+        architecture=capacity.architecture,
+        dtype=capacity.dtype,
+        tokenizer_digest=capacity.tokenizer_digest,
+        weights_digest=capacity.weights_digest,
+        config_digest=capacity.config_digest,
+    )
+
+
+def _read_scheduled(message: pb.Scheduled, limits: Limits) -> tuple[IntColumn, IntColumn, IntColumn]:
+    """Columns rows, num_tokens and max_samples."""
+    for name in ("num_forced", "forced_tokens", "num_drafts", "draft_tokens"):
+        if getattr(message, name):
+            raise PlanError(f"scheduled.{name}", f"{len(getattr(message, name))} entries", "it is not accepted yet")
+    rows = _column("scheduled.rows", message.rows, limits.num_rows, "rows")
+    if not rows.size:
+        raise PlanError("scheduled.rows", "no row", "a plan must schedule at least one")
+    _distinct("scheduled.rows", rows)
+    num_tokens = _column("scheduled.num_tokens", message.num_tokens, limits.max_model_len + 1, "max_model_len + 1")
+    max_samples = _column("scheduled.max_samples", message.max_samples, 2, "samples are 0 or 1")
+    _same_length("scheduled.num_tokens", num_tokens, "scheduled.rows", rows)
+    _same_length("scheduled.max_samples", max_samples, "scheduled.rows", rows)
+    if not num_tokens.all():
+        raise PlanError("scheduled.num_tokens", 0, "a scheduled row computes at least 1")
+    total = int(num_tokens.sum(dtype=np.int64))
+    if total > limits.max_num_batched_tokens:
+        limit = f"a plan has at most max_num_batched_tokens = {limits.max_num_batched_tokens} tokens"
+        raise PlanError("scheduled.num_tokens", f"{total} in sum", limit)
+    return rows, num_tokens, max_samples
+
+
+def _read_admission(message: pb.Admission, limits: Limits) -> Admission:
+    name = f"admissions[sequence {message.sequence_id}]"
+    _below(f"{name}.row", message.row, limits.num_rows, "rows")
+    tokens = _column(f"{name}.token_ids", message.token_ids, limits.logits_width, "logits width")
+    if not 1 <= tokens.size <= limits.max_model_len:
+        limit = f"there must be 1 to max_model_len = {limits.max_model_len}"
+        raise PlanError(f"{name}.token_ids", f"{tokens.size} tokens", limit)
+    if not 1 <= message.num_prompt_tokens <= tokens.size:
+        limit = f"it must be 1 to {tokens.size}, the number of token_ids"
+        raise PlanError(f"{name}.num_prompt_tokens", message.num_prompt_tokens, limit)
+    if len(message.block_tables) != 1:
+        raise PlanError(f"{name}.block_tables", f"{len(message.block_tables)} tables", "there is one KV group")
+    blocks = _column(f"{name}.block_tables", message.block_tables[0].blocks, limits.num_device_blocks, "device blocks")
+    if blocks.size > limits.max_blocks:
+        limit = f"max_model_len = {limits.max_model_len} tokens take at most {limits.max_blocks}"
+        raise PlanError(f"{name}.block_tables", f"{blocks.size} blocks", limit)
+    most_computed = min(tokens.size - 1, blocks.size * limits.block_size)
+    if message.num_computed_tokens > most_computed:
+        limit = f"{tokens.size} token_ids and {blocks.size} blocks allow at most {most_computed}"
+        raise PlanError(f"{name}.num_computed_tokens", message.num_computed_tokens, limit)
+    if message.adapter_id:
+        raise PlanError(f"{name}.adapter_id", message.adapter_id, "only 0, no adapter, is accepted yet")
+    return Admission(
+        sequence_id=message.sequence_id,
+        row=message.row,
+        num_prompt_tokens=message.num_prompt_tokens,
+        token_ids=tokens,
+        blocks=blocks,
+        num_computed_tokens=message.num_computed_tokens,
+        sampling=_read_sampling(f"{name}.sampling", message.sampling, limits),
+        seed=message.seed,
+        output_index=message.output_index,
+    )
+
+
+def _read_sampling(name: str, message: pb.Sampling, limits: Limits) -> Sampling:
+    if not (math.isfinite(message.temperature) and message.temperature >= 0):
+        raise PlanError(f"{name}.temperature", message.temperature, "it must be finite and at least 0")
+    if not 0 < message.top_p <= 1:
+        raise PlanError(f"{name}.top_p", message.top_p, "it must be in (0, 1]")
+    if not 0 <= message.min_p <= 1:
+        raise PlanError(f"{name}.min_p", message.min_p, "it must be in [0, 1]")
+    num_logprobs = message.num_logprobs if message.HasField("num_logprobs") else None
+    if num_logprobs is not None:
+        _below(f"{name}.num_logprobs", num_logprobs, limits.logits_width + 1, "logits width")
+    return Sampling(
+        temperature=message.temperature,
+        top_k=min(message.top_k, limits.logits_width),  # above the vocabulary is the same as off
+        top_p=message.top_p,
+        min_p=message.min_p,
+        num_logprobs=num_logprobs,
+    )
+
+
+def _read_copy_on_write(message: pb.BlockCopies, limits: Limits) -> BlockCopies:
+    _only_group_0("copy_on_write.groups", message.groups, len(message.sources))
+    sources = _column("copy_on_write.sources", message.sources, limits.num_device_blocks, "device blocks")
+    destinations = _column(
+        "copy_on_write.destinations", message.destinations, limits.num_device_blocks, "device blocks"
+    )
+    _same_length("copy_on_write.destinations", destinations, "copy_on_write.sources", sources)
+    _distinct("copy_on_write.destinations", destinations)
+    both = np.intersect1d(sources, destinations) if sources.size else sources
+    if both.size:
+        raise PlanError("copy_on_write.destinations", int(both[0]), "the block is a source of the same phase")
+    return BlockCopies(sources=sources, destinations=destinations)
+
+
+def _column(name: str, values: Sequence[int], limit: int, what: str) -> IntColumn:
+    """The values as an array; each must be below the limit, `what` says of what."""
+    if not values:
+        return no_ints()
+    column = np.fromiter(values, np.int64, len(values))
+    _below(name, int(column.max()), limit, what)
+    return column.astype(np.int32)
+
+
+def _below(name: str, value: int, limit: int, what: str) -> None:
+    if value >= limit:
+        raise PlanError(name, value, f"it must be below {limit} ({what})")
+
+
+def _same_length(name: str, column: IntColumn, other_name: str, other: IntColumn) -> None:
+    if column.size != other.size:
+        raise PlanError(name, f"{column.size} entries", f"{other_name} has {other.size}")
+
+
+def _distinct(name: str, column: IntColumn) -> None:
+    if column.size > 1:
+        ordered = np.sort(column)
+        repeated = ordered[1:] == ordered[:-1]
+        if repeated.any():
+            raise PlanError(name, int(ordered[np.argmax(repeated)]), "it may be given once only")
+
+
+def _only_group_0(name: str, groups: Sequence[int], length: int) -> None:
+    if groups and any(groups):
+        raise PlanError(name, max(groups), "there is one KV group, 0")
+    if groups and len(groups) != length:
+        raise PlanError(name, f"{len(groups)} entries", f"the columns beside it have {length}")
