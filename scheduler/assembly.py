@@ -44,7 +44,7 @@ def model_info(config: SchedulerConfig, capacity: wire.WorkerCapacity, tokenizer
         )
     if capacity.tokenizer_digest and tokenizer.digest and capacity.tokenizer_digest != tokenizer.digest:
         raise ConfigError(
-            f"--model {config.model}: the worker at {config.worker} serves a model with another tokenizer"
+            f"--model {config.model}: the worker at {config.worker} has another tokenizer"
         )
     model = ModelInfo(
         served_model_name=config.served_model_name or config.model,

@@ -27,7 +27,7 @@ from scheduler.core.scheduler import Scheduler
 from scheduler.messages import Add, Cancel, Rejected, Started, StepUpdate
 from scheduler.worker_client import WorkerClient, WorkerSession, WorkerUnavailableError
 
-_FIRST_RETRY_S, _LAST_RETRY_S = 0.1, 2.0
+_FIRST_RETRY_S, _LAST_RETRY_S = 0.1, 1.0
 _CAPACITY_TIMEOUT_S = 5.0
 _MAX_FRUITLESS_SESSIONS = 3
 

@@ -28,7 +28,7 @@ from scheduler.frontend.service import GenerationServicer
 from scheduler.frontend.tokenizer import Tokenizer
 from scheduler.worker_client import WorkerClient, WorkerUnavailableError
 
-_WORKER_WAIT_S = 5.0
+_WORKER_WAIT_S, _WORKER_POLL_S = 5.0, 0.1
 _LAST_DELTAS_S = 5.0
 _DRAIN_POLL_S = 0.02
 _SERVICES = tuple(
@@ -148,11 +148,16 @@ async def _drain(
 
 
 async def _wait_for_worker(worker: WorkerClient) -> wire.WorkerCapacity:
+    """A worker listens before it has loaded its model, which may take minutes; each reason is logged once."""
+    logged = ""
     while True:
         try:
             return await worker.capacity(_WORKER_WAIT_S)
         except WorkerUnavailableError as error:
-            log.info("waiting for the worker", worker=worker.address, why=str(error))
+            if str(error) != logged:
+                logged = str(error)
+                log.info("waiting for the worker", worker=worker.address, why=logged)
+        await asyncio.sleep(_WORKER_POLL_S)
 
 
 async def _unless(event: asyncio.Event, work: Coroutine[Any, Any, _T] | asyncio.Future[_T]) -> _T | None:
