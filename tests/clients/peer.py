@@ -1,0 +1,120 @@
+"""A server that speaks the public API and generates nothing: each test scripts what it answers.
+
+It stands for any conforming server, so that the clients are tested against the protocol and not against our front end.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import AsyncIterator, Callable
+from concurrent.futures import Future
+from typing import Any
+
+import grpc.aio
+from google.protobuf import any_pb2
+from google.rpc import error_details_pb2, status_pb2
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+from grpc_status import rpc_status
+
+from octavo.serving.v1 import admin_pb2, admin_pb2_grpc, generation_pb2, generation_pb2_grpc
+
+Script = Callable[[Any, grpc.aio.ServicerContext], AsyncIterator[generation_pb2.GenerateResponse]]
+
+
+def response(text: str = "", ids: tuple[int, ...] = (), **fields: Any) -> generation_pb2.GenerateResponse:
+    """A message with one delta of sequence 0."""
+    delta = generation_pb2.SequenceDelta(text=text, token_ids=ids, **fields)
+    return generation_pb2.GenerateResponse(request_id="r1", deltas=[delta])
+
+
+def last_response(**usage: Any) -> generation_pb2.GenerateResponse:
+    """The last message of a stream."""
+    return generation_pb2.GenerateResponse(request_id="r1", usage=generation_pb2.Usage(**usage))
+
+
+async def fail(context: grpc.aio.ServicerContext, code: grpc.StatusCode, message: str, *details: Any) -> None:
+    """Ends the call with a status that carries google.rpc details."""
+    packed = []
+    for detail in details:
+        packed.append(any_pb2.Any())
+        packed[-1].Pack(detail)
+    await context.abort_with_status(
+        rpc_status.to_status(status_pb2.Status(code=code.value[0], message=message, details=packed))
+    )
+
+
+def bad_request(field: str, description: str) -> error_details_pb2.BadRequest:
+    """Names one bad field."""
+    violation = error_details_pb2.BadRequest.FieldViolation(field=field, description=description)
+    return error_details_pb2.BadRequest(field_violations=[violation])
+
+
+class Peer(
+    generation_pb2_grpc.GenerationServiceServicer, admin_pb2_grpc.AdminServiceServicer, health_pb2_grpc.HealthServicer
+):
+    """The server. `script` answers Generate; `requests` are the ones that came.
+
+    requested, cancelled: set when the first has come, and when one was cancelled.
+    """
+
+    def __init__(self) -> None:
+        self.script: Script
+        self.requests: list[generation_pb2.GenerateRequest] = []
+        self.requested = threading.Event()
+        self.cancelled = threading.Event()
+        self.health = health_pb2.HealthCheckResponse.SERVING
+        self.model_info = generation_pb2.GetModelInfoResponse(served_model_name="peer")
+        self.stats = admin_pb2.GetStatsResponse()
+
+    async def Generate(self, request: Any, context: Any) -> AsyncIterator[generation_pb2.GenerateResponse]:  # noqa: N802
+        self.requests.append(request)
+        self.requested.set()
+        try:
+            async for message in self.script(request, context):
+                yield message
+        except asyncio.CancelledError:
+            self.cancelled.set()
+            raise
+
+    async def GetModelInfo(self, request: Any, context: Any) -> generation_pb2.GetModelInfoResponse:  # noqa: N802
+        return self.model_info
+
+    async def GetStats(self, request: Any, context: Any) -> admin_pb2.GetStatsResponse:  # noqa: N802
+        return self.stats
+
+    async def Check(self, request: Any, context: Any) -> health_pb2.HealthCheckResponse:  # noqa: N802
+        return health_pb2.HealthCheckResponse(status=self.health)
+
+
+class RunningPeer:
+    """A Peer on a loopback port, in a thread with an event loop of its own: the clients' loops stay theirs."""
+
+    def __init__(self) -> None:
+        self.peer = Peer()
+        self._loop = asyncio.new_event_loop()
+        self._stop = asyncio.Event()
+        self._target: Future[str] = Future()
+        self._thread = threading.Thread(target=self._loop.run_until_complete, args=(self._serve(),))
+
+    def start(self) -> str:
+        """HOST:PORT, when it listens."""
+        self._thread.start()
+        return self._target.result(timeout=30)
+
+    def stop(self) -> None:
+        """Cancel what runs and wait for the end."""
+        self._loop.call_soon_threadsafe(self._stop.set)
+        self._thread.join()
+        self._loop.close()
+
+    async def _serve(self) -> None:
+        server = grpc.aio.server()
+        generation_pb2_grpc.add_GenerationServiceServicer_to_server(self.peer, server)
+        admin_pb2_grpc.add_AdminServiceServicer_to_server(self.peer, server)
+        health_pb2_grpc.add_HealthServicer_to_server(self.peer, server)
+        port = server.add_insecure_port("127.0.0.1:0")
+        await server.start()
+        self._target.set_result(f"127.0.0.1:{port}")
+        await self._stop.wait()
+        await server.stop(grace=0)
