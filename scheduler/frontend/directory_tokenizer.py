@@ -1,7 +1,8 @@
 """Reads the tokenizer of a model directory: tokenizer.json and the files beside it.
 
 transformers' AutoTokenizer would do, but importing it imports torch where that is installed: seconds and 300 MB in a
-process that needs neither. What it reads from the files is read here in the same order of precedence.
+process that needs neither. What it reads from the files is read here in the same order of precedence; like it, this
+leaves BOS to the post-processor in tokenizer.json and does not look at `add_bos_token`.
 """
 
 from __future__ import annotations
@@ -39,7 +40,6 @@ def read_directory(directory: Path) -> TokenizerParts:
     bos = token_id("bos_token")
     return TokenizerParts(
         backend=backend,
-        add_bos=config.get("add_bos_token"),
         bos_token_id=model_config.get("bos_token_id") if bos is None else bos,
         eos_token_ids=_as_ids(eos),
         chat_template=_chat_template(directory, config),

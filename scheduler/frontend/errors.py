@@ -90,7 +90,8 @@ class RejectedError(RequestError):
         self.kind = rejected.kind
         self._rejected = rejected
         if rejected.kind in _FAULTS_OF_THE_REQUEST:
-            self.violations = (Violation(field=rejected.field, description=rejected.message),)
+            field = _PUBLIC_FIELDS.get(rejected.field, rejected.field)
+            self.violations = (Violation(field=field, description=rejected.message),)
 
     def metadata(self) -> dict[str, str]:
         pairs = {"field": self._rejected.field, "value": self._rejected.value, "limit": self._rejected.limit}
@@ -115,6 +116,8 @@ class Status:
 
 
 _FAULTS_OF_THE_REQUEST: Final = frozenset({InvalidSequenceError.__name__, NeverFitsError.__name__})
+# Where the core's fields are in a request.
+_PUBLIC_FIELDS: Final = {"max_tokens": "sampling_params.max_tokens"}
 
 _END_MESSAGES: Final[dict[EndReason, str]] = {
     EndReason.ABORT: "the request was aborted",

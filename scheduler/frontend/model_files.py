@@ -24,7 +24,7 @@ def locate(model: str, revision: str | None) -> Path:
     Raises ModelNotFoundError with all that was tried.
     """
     path = Path(model).expanduser()
-    if path.exists():
+    if model and path.exists():
         return path
     if model.startswith(("/", "./", "../", "~")) or model.endswith(".gguf") or model.count("/") > 1 or not model:
         raise ModelNotFoundError(f"model {model!r}: there is no such file or directory (tried {path.absolute()})")

@@ -122,7 +122,7 @@ def _check_sampling(sampling: SamplingInput, model: ModelInfo) -> Iterator[Viola
         yield _violation("n", f"is {n}, only 1 is supported yet")
     for index, token_id in enumerate(sampling.stop_token_ids):
         if token_id >= model.logits_width:
-            yield _violation(f"stop_token_ids[{index}]", f"is {token_id}, must be below {model.logits_width}")
+            yield _violation("stop_token_ids", _foreign(token_id, index, model))
             break
     for name, neutral in _NOT_SUPPORTED.items():
         value = getattr(sampling, name)
@@ -140,7 +140,7 @@ def _check_prompt(prompt: EncodedPrompt, max_tokens: int | None, model: ModelInf
     elif length >= model.max_model_len:
         most = model.max_model_len - 1
         yield Violation(
-            field=prompt.field,
+            field="prompt",
             description=f"has {length} tokens, must have at most {most} (max_model_len {model.max_model_len}, less one "
             "to generate)",
         )
@@ -152,10 +152,11 @@ def _check_prompt(prompt: EncodedPrompt, max_tokens: int | None, model: ModelInf
         )
     foreign = next((index for index, token_id in enumerate(prompt.token_ids) if token_id >= model.logits_width), None)
     if foreign is not None:
-        yield Violation(
-            field=f"{prompt.field}[{foreign}]",
-            description=f"is {prompt.token_ids[foreign]}, must be below {model.logits_width} (the width of the logits)",
-        )
+        yield Violation(field=prompt.field, description=_foreign(prompt.token_ids[foreign], foreign, model))
+
+
+def _foreign(token_id: int, index: int, model: ModelInfo) -> str:
+    return f"has {token_id} at index {index}, must be below {model.logits_width} (the width of the logits)"
 
 
 def _violation(name: str, description: str) -> Violation:
