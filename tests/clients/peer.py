@@ -73,7 +73,7 @@ class Peer(
         try:
             async for message in self.script(request, context):
                 yield message
-        except asyncio.CancelledError:
+        except (asyncio.CancelledError, GeneratorExit):  # the latter while a message is being sent
             self.cancelled.set()
             raise
 
