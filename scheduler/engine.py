@@ -103,7 +103,8 @@ class Engine:
             await asyncio.wait([connector])
             for session in (self._session, self._next_session and self._next_session[1]):
                 if session is not None:
-                    await session.close("the scheduler stops")
+                    session.end("the scheduler stops")
+                    await session.wait_ended()
 
     async def _turn(self) -> list[StepUpdate]:
         now_ns = time.monotonic_ns()
@@ -147,7 +148,7 @@ class Engine:
             try:
                 outputs.append(self.core.update(result))
             except ResultMismatchError as error:
-                session.ended = f"{error}"
+                session.end(str(error))
                 break
             self._fruitless_sessions = 0
         return outputs

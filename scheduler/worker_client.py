@@ -56,12 +56,11 @@ class WorkerSession:
         self._results.clear()
         return results
 
-    async def close(self, why: str) -> None:
+    def end(self, why: str) -> None:
         """Ends the session from this side."""
         if self.ended is None:
             self.ended = why
         self._call.cancel()
-        await asyncio.wait([self._reader])
 
     async def wait_ended(self) -> None:
         """Returns once the stream has ended."""

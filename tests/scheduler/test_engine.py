@@ -1,0 +1,238 @@
+"""The engine over real gRPC, against a worker that answers as each test tells it to."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from contextlib import asynccontextmanager
+
+import pytest
+
+from octavo.worker.v1alpha1 import worker_pb2 as pb
+from scheduler.core.config import CoreConfig
+from scheduler.core.result import End, EndReason
+from scheduler.core.sequence import SequenceSpec
+from scheduler.engine import Engine, EngineConfig
+from scheduler.messages import Add, Cancel, Rejected, StepUpdate
+from scheduler.worker_client import WorkerClient
+from tests.scheduler.scripted_worker import ScriptedWorker, counting
+
+_CAP_S = 20.0
+
+
+class Listener:
+    """What a front end would see."""
+
+    def __init__(self) -> None:
+        self.tokens: dict[int, list[int]] = {}
+        self.ends: dict[int, End] = {}
+        self.rejected: dict[int, Rejected] = {}
+        self.sessions: list[bool] = []
+        self._changed = asyncio.Event()
+
+    def deliver(self, update: StepUpdate) -> None:
+        for sequence_id, token in zip(update.sequence_ids, update.token_ids, strict=True):
+            self.tokens.setdefault(sequence_id, []).append(token)
+        self.ends.update({end.sequence_id: end for end in update.ends})
+        self.rejected.update({rejected.sequence_id: rejected for rejected in update.rejected})
+        self._changed.set()
+
+    def on_session(self, connected: bool) -> None:
+        self.sessions.append(connected)
+        self._changed.set()
+
+    async def until(self, condition: Callable[[], bool]) -> None:
+        async with asyncio.timeout(_CAP_S):
+            while not condition():
+                self._changed.clear()
+                await self._changed.wait()
+
+
+@asynccontextmanager
+async def running_engine(worker: ScriptedWorker, *, plans: int = 2, grace_s: float = 30.0):
+    port = await worker.start()
+    client = WorkerClient(f"127.0.0.1:{port}")
+    capacity = await client.capacity(10)
+    core = CoreConfig(
+        num_blocks=capacity.num_blocks,
+        block_size=capacity.block_size,
+        max_num_seqs=8,
+        max_num_batched_tokens=32,
+        max_plans_in_flight=plans,
+    )
+    listener = Listener()
+    engine = Engine(
+        EngineConfig(core=core, max_model_len=256, worker_grace_s=grace_s),
+        client,
+        capacity,
+        on_session=listener.on_session,
+    )
+    task = asyncio.create_task(engine.run(listener.deliver))
+    try:
+        yield engine, listener, port
+    finally:
+        task.cancel()
+        await asyncio.wait([task])
+        await client.close()
+        await worker.die()
+
+
+def spec(sequence_id: int = 1, *, prompt: int = 6, max_tokens: int = 5) -> Add:
+    return Add(spec=SequenceSpec(sequence_id=sequence_id, prompt=tuple(range(prompt)), max_tokens=max_tokens))
+
+
+@pytest.mark.parametrize("plans", [1, 2])
+def test_tokens_arrive_in_order_and_the_end_wastes_no_step(plans: int) -> None:
+    async def case() -> None:
+        worker = ScriptedWorker()
+        async with running_engine(worker, plans=plans) as (engine, listener, _):
+            engine.send(spec())
+            await listener.until(lambda: 1 in listener.ends)
+            assert listener.tokens[1] == [101, 102, 103, 104, 105]
+            assert listener.ends[1].reason is EndReason.LENGTH
+            assert [plan.step_id for plan in worker.plans] == [1, 2, 3, 4, 5]
+
+    asyncio.run(case())
+
+
+def test_two_plans_are_sent_before_the_first_result_and_not_a_third() -> None:
+    async def case() -> None:
+        worker = ScriptedWorker()
+        worker.gate.clear()
+        async with running_engine(worker) as (engine, listener, _):
+            engine.send(spec())
+            await listener.until(lambda: engine.core.num_plans_in_flight == 2)
+            assert not listener.tokens
+            worker.gate.set()
+            await listener.until(lambda: 1 in listener.ends)
+            assert len(worker.plans) == 5
+
+    asyncio.run(case())
+
+
+def test_a_lost_worker_costs_no_token_and_repeats_none() -> None:
+    async def case() -> None:
+        worker = ScriptedWorker(lambda plan: None if plan.step_id == 3 else counting(plan))
+        async with running_engine(worker) as (engine, listener, _):
+            engine.send(spec(max_tokens=8))
+            await listener.until(lambda: 1 in listener.ends)
+            assert len(listener.tokens[1]) == 8
+            assert listener.sessions == [True, False, True]
+            readmission = next(plan for plan in worker.plans if plan.step_id > 3 and plan.admissions).admissions[0]
+            assert list(readmission.token_ids) == [*range(6), 101, 102]
+            assert (readmission.num_computed_tokens, readmission.output_index) == (0, 2)
+            assert worker.opens[1].group_epoch > worker.opens[0].group_epoch
+
+    asyncio.run(case())
+
+
+def test_without_a_worker_within_the_grace_requests_fail_and_new_ones_too() -> None:
+    async def case() -> None:
+        worker = ScriptedWorker()
+        worker.gate.clear()
+        async with running_engine(worker, grace_s=0.3) as (engine, listener, _):
+            engine.send(spec())
+            await listener.until(lambda: engine.core.num_plans_in_flight == 2)
+            await worker.die()
+            await listener.until(lambda: 1 in listener.ends)
+            engine.send(spec(2))
+            await listener.until(lambda: 2 in listener.ends)
+            assert {end.reason for end in listener.ends.values()} == {EndReason.WORKER_LOST}
+            assert engine.core.num_waiting == 0
+
+    asyncio.run(case())
+
+
+def test_a_worker_that_comes_back_with_fewer_blocks_gets_what_still_fits() -> None:
+    async def case() -> None:
+        worker = ScriptedWorker()
+        worker.gate.clear()
+        async with running_engine(worker) as (engine, listener, port):
+            engine.send(spec(1, prompt=6, max_tokens=5))
+            engine.send(spec(2, prompt=20, max_tokens=20))
+            await listener.until(lambda: engine.core.num_plans_in_flight == 2)
+            await worker.die()
+            smaller = ScriptedWorker(num_blocks=4)
+            await smaller.start(port)
+            await listener.until(lambda: len(listener.ends) == 2)
+            assert listener.ends[1].reason is EndReason.LENGTH
+            assert listener.ends[2].reason is EndReason.CAPACITY
+            assert smaller.opens[0].num_device_blocks == 4
+            await smaller.die()
+
+    asyncio.run(case())
+
+
+def test_a_result_that_answers_no_plan_ends_the_session_not_the_request() -> None:
+    lies = [True]
+
+    def answer(plan: pb.StepPlan) -> pb.StepResult:
+        result = counting(plan)
+        if plan.step_id == 2 and lies.pop():
+            result.step_id = 99
+        return result
+
+    async def case() -> None:
+        worker = ScriptedWorker(answer)
+        async with running_engine(worker) as (engine, listener, _):
+            engine.send(spec())
+            await listener.until(lambda: 1 in listener.ends)
+            assert len(listener.tokens[1]) == 5
+            assert listener.sessions == [True, False, True]
+
+    asyncio.run(case())
+
+
+def test_what_breaks_every_session_at_once_is_given_up() -> None:
+    async def case() -> None:
+        worker = ScriptedWorker(lambda plan: None)
+        async with running_engine(worker) as (engine, listener, _):
+            engine.send(spec())
+            await listener.until(lambda: 1 in listener.ends)
+            assert listener.ends[1].reason is EndReason.WORKER_LOST
+            worker.answer = counting
+            engine.send(spec(2))
+            await listener.until(lambda: 2 in listener.ends)
+            assert listener.ends[2].reason is EndReason.LENGTH
+
+    asyncio.run(case())
+
+
+def test_refusals_and_cancels() -> None:
+    async def case() -> None:
+        worker = ScriptedWorker()
+        worker.gate.clear()
+        async with running_engine(worker) as (engine, listener, _):
+            engine.send(spec(1))
+            engine.send(spec(1))
+            engine.send(spec(2, prompt=200, max_tokens=200))
+            await listener.until(lambda: len(listener.rejected) == 2)
+            assert listener.rejected[1].kind == "DuplicateSequenceError"
+            assert listener.rejected[2].message.startswith("needs 100 blocks, pool 64")
+            engine.send(Cancel(sequence_id=1))
+            engine.send(Cancel(sequence_id=77))
+            worker.gate.set()
+            engine.send(spec(3))
+            await listener.until(lambda: 3 in listener.ends)
+            assert 1 not in listener.ends and 1 not in listener.tokens
+            assert engine.core.blocks.pool.num_referenced == 0
+
+    asyncio.run(case())
+
+
+def test_a_worker_with_another_model_is_not_used() -> None:
+    async def case() -> None:
+        worker = ScriptedWorker()
+        worker.gate.clear()
+        async with running_engine(worker, grace_s=1.0) as (engine, listener, port):
+            engine.send(spec())
+            await listener.until(lambda: engine.core.num_plans_in_flight == 2)
+            await worker.die()
+            other = ScriptedWorker(config_digest=b"two")
+            await other.start(port)
+            await listener.until(lambda: 1 in listener.ends)
+            assert listener.ends[1].reason is EndReason.WORKER_LOST
+            assert not other.opens
+            await other.die()
+
+    asyncio.run(case())

@@ -1,0 +1,106 @@
+"""Plans and results as messages."""
+
+from __future__ import annotations
+
+import pytest
+
+from octavo.worker.v1alpha1 import worker_pb2 as pb
+from scheduler import wire
+from scheduler.core.plan import Admission, StepPlan
+from scheduler.core.result import RowFlag
+from scheduler.core.sequence import Sampling
+
+
+def test_a_plan_keeps_every_column() -> None:
+    admission = Admission(
+        sequence_id=7,
+        row=3,
+        num_prompt_tokens=2,
+        token_ids=(5, 6, 9),
+        blocks=(11, 4),
+        num_computed_tokens=0,
+        sampling=Sampling(temperature=0.5, top_k=3, top_p=0.9, min_p=0.1, num_logprobs=0),
+        adapter_id=0,
+        seed=2**64 - 1,
+        output_index=1,
+    )
+    plan = StepPlan(
+        step_id=12,
+        released_rows=(3,),
+        admissions=(admission,),
+        edit_rows=(1,),
+        edit_indices=(8,),
+        edit_blocks=(40,),
+        rows=(1, 3),
+        num_tokens=(1, 3),
+        max_samples=(1, 1),
+    )
+    message = pb.ExecuteRequest.FromString(wire.plan_message(plan).SerializeToString()).plan
+    assert (message.step_id, list(message.released_rows)) == (12, [3])
+    sent = message.admissions[0]
+    assert (sent.sequence_id, sent.row, list(sent.token_ids), sent.seed) == (7, 3, [5, 6, 9], 2**64 - 1)
+    assert (list(sent.block_tables[0].blocks), sent.output_index, sent.num_prompt_tokens) == ([11, 4], 1, 2)
+    assert (sent.sampling.temperature, sent.sampling.top_k, sent.sampling.top_p, sent.sampling.min_p) == (
+        0.5,
+        3,
+        0.9,
+        0.1,
+    )
+    assert sent.sampling.HasField("num_logprobs") and sent.sampling.num_logprobs == 0
+    edits, scheduled = message.table_edits, message.scheduled
+    assert (list(edits.rows), list(edits.indices), list(edits.blocks)) == ([1], [8], [40])
+    assert (list(scheduled.rows), list(scheduled.num_tokens), list(scheduled.max_samples)) == ([1, 3], [1, 3], [1, 1])
+
+
+def test_no_logprobs_is_not_zero_logprobs() -> None:
+    admission = Admission(
+        sequence_id=1,
+        row=0,
+        num_prompt_tokens=1,
+        token_ids=(1,),
+        blocks=(0,),
+        num_computed_tokens=0,
+        sampling=Sampling(),
+        adapter_id=0,
+        seed=0,
+        output_index=0,
+    )
+    plan = StepPlan(step_id=1, admissions=(admission,), rows=(0,), num_tokens=(1,), max_samples=(1,))
+    assert not wire.plan_message(plan).plan.admissions[0].sampling.HasField("num_logprobs")
+
+
+def test_a_decode_step_of_256_rows_is_small() -> None:
+    plan = StepPlan(step_id=9, rows=tuple(range(256)), num_tokens=(1,) * 256, max_samples=(1,) * 256)
+    assert wire.plan_message(plan).ByteSize() < 1500
+
+
+def test_a_result_is_read_row_by_row() -> None:
+    message = pb.StepResult(
+        step_id=4,
+        num_sampled=[1, 0, 1],
+        tokens=[8, 9],
+        logprobs=[-0.5, 0.0],
+        num_top=[2, 0],
+        top_tokens=[8, 3],
+        top_logprobs=[-0.5, -1.5],
+        flags=[pb.ROW_FLAG_UNSPECIFIED, pb.ROW_FLAG_NON_FINITE, pb.ROW_FLAG_UNSPECIFIED],
+        execute_ns=5,
+    )
+    result = wire.read_result(message, epoch=2)
+    assert (result.epoch, result.step_id, result.num_sampled, result.tokens) == (2, 4, (1, 0, 1), (8, 9))
+    assert (result.top_tokens, result.top_logprobs) == (((8, 3), ()), ((-0.5, -1.5), ()))
+    assert result.flags == (RowFlag.OK, RowFlag.NON_FINITE, RowFlag.OK)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"protocol_version": 2}, "protocol version 2, not 1"),
+        ({"kv_groups": [pb.KvGroup(), pb.KvGroup()]}, "2 KV groups; 1 is supported"),
+        ({"world_size": 4}, "4 ranks; 1 is supported"),
+    ],
+)
+def test_a_worker_that_cannot_be_driven_is_refused(change: dict, message: str) -> None:
+    fields = {"protocol_version": 1, "kv_groups": [pb.KvGroup()], "world_size": 1} | change
+    with pytest.raises(wire.CapacityError, match=message):
+        wire.read_capacity(pb.GetCapacityResponse(**fields))
