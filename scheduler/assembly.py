@@ -43,9 +43,7 @@ def model_info(config: SchedulerConfig, capacity: wire.WorkerCapacity, tokenizer
             "model allows"
         )
     if capacity.tokenizer_digest and tokenizer.digest and capacity.tokenizer_digest != tokenizer.digest:
-        raise ConfigError(
-            f"--model {config.model}: the worker at {config.worker} has another tokenizer"
-        )
+        raise ConfigError(f"--model {config.model}: the worker at {config.worker} has another tokenizer")
     model = ModelInfo(
         served_model_name=config.served_model_name or config.model,
         architecture=capacity.architecture,
