@@ -1,0 +1,163 @@
+// y = x @ weight.T + bias over weights packed once: [N / 32 panels][K][32 columns], zeros after column N.
+//
+// Every output is one fused multiply-add chain over k = 0..K-1 and then one addition of the bias, whatever the number
+// of rows, of threads and of panels taken together: exact mode rests on it. At few rows the op reads each weight once,
+// at memory bandwidth; at many it is bound by arithmetic.
+//
+// A bfloat16 panel row keeps column c in the low and column c + 16 in the high half of a 32-bit word, so that widening
+// 32 columns takes one load, one shift and one mask.
+#include "parallel.h"
+#include "tile.h"
+
+namespace octavo::OCTAVO_ISA {
+namespace {
+
+constexpr int kPanel = 2 * kLanes;
+// Rows that one thread takes through a panel before the next panel: its activations stay in the first cache levels.
+constexpr std::int64_t kRowChunk = 96;
+
+inline void load_panel_row(const float* row, Vec& low, Vec& high) {
+    low = load(row);
+    high = load(row + kLanes);
+}
+
+inline void load_panel_row(const BFloat16* row, Vec& low, Vec& high) {
+#pragma GCC unroll 4
+    for (int i = 0; i < kParts; ++i) {
+        NativeBits words;
+        std::memcpy(&words, row + 2 * i * kNativeLanes, sizeof(words));
+        low.part[i] = bit_cast<NativeFloat>(words << 16);
+        high.part[i] = bit_cast<NativeFloat>(words & 0xffff0000u);
+    }
+}
+
+// VECS / 2 neighbouring panels, read together.
+template <typename T>
+struct PanelColumns {
+    const T* base;
+    std::ptrdiff_t panel_stride;
+
+    template <int VECS>
+    void load(std::ptrdiff_t k, Vec (&columns)[VECS]) const {
+#pragma GCC unroll 16
+        for (int p = 0; p < VECS / 2; ++p)
+            load_panel_row(base + p * panel_stride + k * kPanel, columns[2 * p], columns[2 * p + 1]);
+    }
+};
+
+template <typename T>
+struct Linear {
+    const float* x;  // [rows, K]
+    std::int64_t x_stride;
+    const T* packed;
+    const float* bias;  // [N] or null
+    float* y;           // [rows, N]
+    std::int64_t rows, n, k;
+
+    template <int ROWS, int PANELS>
+    void tile(std::int64_t row, std::int64_t panel) const {
+        Tile<ROWS, 2 * PANELS> tile;
+        tile.clear();
+        const std::int64_t panel_stride = k * kPanel;
+        tile.accumulate(x + row * x_stride, x_stride,
+                        PanelColumns<T>{packed + panel * panel_stride, panel_stride}, k);
+#pragma GCC unroll 16
+        for (int c = 0; c < 2 * PANELS; ++c) {
+            const std::int64_t column = panel * kPanel + c * kLanes, left = n - column;
+            if (left <= 0) break;
+            const Vec added = bias == nullptr ? zero() : load_up_to(bias + column, left);
+#pragma GCC unroll 16
+            for (int r = 0; r < ROWS; ++r) {
+                // Adding a zero would turn -0 into +0, harmlessly and for every shape alike; so there is one path.
+                store_up_to(y + (row + r) * n + column, tile.sum[r][c] + added, left);
+            }
+        }
+    }
+
+    // With few rows a single panel has too few independent chains to hide the latency of the multiply-add.
+    template <int ROWS>
+    static constexpr int panels_together() {
+        if (kNativeLanes == 16) return ROWS == 1 ? 4 : ROWS <= 3 ? 2 : 1;
+        return ROWS == 1 && kNativeLanes == 8 ? 2 : 1;
+    }
+
+    // Rows [row, row + count) through panels [begin, end).
+    void block(std::int64_t row, std::int64_t count, std::int64_t begin, std::int64_t end) const {
+        for (std::int64_t panel = begin; panel < end;) {
+            std::int64_t taken = 1;
+            for_row_tiles(count, [&](std::ptrdiff_t first, auto tile_rows) {
+                constexpr int kRows = decltype(tile_rows)::value;
+                constexpr int kTogether = panels_together<kRows>();
+                // Only a single tile may take several panels; tiles of one block differ by a row.
+                if (kTogether > 1 && count == kRows && panel + kTogether <= end) {
+                    this->template tile<kRows, kTogether>(row + first, panel);
+                    taken = kTogether;
+                } else {
+                    this->template tile<kRows, 1>(row + first, panel);
+                }
+            });
+            panel += taken;
+        }
+    }
+
+    void run(int num_threads) const {
+        const std::int64_t panels = (n + kPanel - 1) / kPanel, chunks = (rows + kRowChunk - 1) / kRowChunk;
+        const int threads = n * k <= kSerialElements ? 1 : num_threads;
+        if (chunks == 1) {
+            parallel_ranges(panels, threads, [&](std::int64_t begin, std::int64_t end) { block(0, rows, begin, end); });
+            return;
+        }
+        parallel_ranges(panels * chunks, threads, [&](std::int64_t begin, std::int64_t end) {
+            for (std::int64_t task = begin; task < end; ++task) {
+                const std::int64_t panel = task / chunks, row = task % chunks * kRowChunk;
+                block(row, rows - row < kRowChunk ? rows - row : kRowChunk, panel, panel + 1);
+            }
+        });
+    }
+};
+
+// The place in a panel row of its column c.
+inline int place(int column, const float*) { return column; }
+inline int place(int column, const BFloat16*) { return column % kLanes * 2 + column / kLanes; }
+
+template <typename T>
+void pack(const T* weight, T* packed, std::int64_t n, std::int64_t k, int num_threads) {
+    const std::int64_t panels = (n + kPanel - 1) / kPanel;
+    parallel_ranges(panels, num_threads, [&](std::int64_t begin, std::int64_t end) {
+        for (std::int64_t panel = begin; panel < end; ++panel) {
+            T* out = packed + panel * k * kPanel;
+            std::memset(static_cast<void*>(out), 0, static_cast<std::size_t>(k) * kPanel * sizeof(T));
+            for (int c = 0; c < kPanel && panel * kPanel + c < n; ++c) {
+                const T* row = weight + (panel * kPanel + c) * k;
+                for (std::int64_t i = 0; i < k; ++i) out[i * kPanel + place(c, weight)] = row[i];
+            }
+        }
+    });
+}
+
+}  // namespace
+}  // namespace octavo::OCTAVO_ISA
+
+using namespace octavo::OCTAVO_ISA;
+
+// weight [N, K] contiguous -> packed, ceil(N / 32) * K * 32 elements of the same type.
+OCTAVO_EXPORT(pack_linear)(const void* weight, void* packed, int bfloat16, std::int64_t n, std::int64_t k,
+                           int num_threads) {
+    if (bfloat16) {
+        pack(static_cast<const BFloat16*>(weight), static_cast<BFloat16*>(packed), n, k, num_threads);
+    } else {
+        pack(static_cast<const float*>(weight), static_cast<float*>(packed), n, k, num_threads);
+    }
+    return 0;
+}
+
+// x [rows, K], rows `x_stride` elements apart -> y [rows, N] contiguous. bias [N] or null.
+OCTAVO_EXPORT(linear)(const float* x, std::int64_t x_stride, const void* packed, int bfloat16, const float* bias,
+                      float* y, std::int64_t rows, std::int64_t n, std::int64_t k, int num_threads) {
+    if (bfloat16) {
+        Linear<BFloat16>{x, x_stride, static_cast<const BFloat16*>(packed), bias, y, rows, n, k}.run(num_threads);
+    } else {
+        Linear<float>{x, x_stride, static_cast<const float*>(packed), bias, y, rows, n, k}.run(num_threads);
+    }
+    return 0;
+}

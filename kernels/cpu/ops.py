@@ -1,0 +1,276 @@
+"""Typed, validating launchers of the native CPU ops on torch tensors.
+
+Activations are float32; weights and the KV cache are float32 or bfloat16. A decode step makes hundreds of these calls, so
+validation is a few comparisons per tensor; what depends on values (positions, slots, block ids, lengths) is checked by
+the native code before it touches memory. All errors are ValueErrors that name the op, the field and the limit.
+"""
+
+from __future__ import annotations
+
+from typing import NoReturn
+
+import torch
+
+from kernels.cpu.library import NativeLibrary
+from kernels.cpu.packed_linear import STORAGE_DTYPES, PackedLinear
+
+_FLOAT32, _BFLOAT16, _INT32, _INT64 = torch.float32, torch.bfloat16, torch.int32, torch.int64
+HEAD_DIM_MULTIPLE = 16  # lanes of a vector: attention has no tail path
+
+
+def _reject(op: str, field: str, expected: str, got: torch.Tensor) -> NoReturn:
+    raise ValueError(
+        f"{op}: {field} must be {expected}, got {list(got.shape)} in {got.dtype} with strides {got.stride()}"
+    )
+
+
+def _check_heads(op: str, field: str, x: torch.Tensor, tokens: int, head_dim: int) -> int:
+    """x [T, heads, D] with dense heads, tokens any number of elements apart; returns that number."""
+    if x.dim() == 3 and x.dtype is _FLOAT32 and x.shape[0] == tokens and x.shape[2] == head_dim:
+        token_stride, head_stride, element_stride = x.stride()
+        if element_stride == 1 and (head_stride == head_dim or x.shape[1] == 1):
+            return token_stride
+    _reject(op, field, f"[{tokens}, heads, {head_dim}] in float32 with dense heads", x)
+
+
+def _check_cache(op: str, key_cache: torch.Tensor, value_cache: torch.Tensor) -> None:
+    for field, cache in (("key_cache", key_cache), ("value_cache", value_cache)):
+        if cache.dtype not in STORAGE_DTYPES or cache.dim() != 4 or not cache.is_contiguous():
+            _reject(op, field, "[N, G, B, D] contiguous, in float32 or bfloat16", cache)
+    if key_cache.shape != value_cache.shape or key_cache.dtype is not value_cache.dtype:
+        _reject(op, "value_cache", f"{list(key_cache.shape)} in {key_cache.dtype} as key_cache is", value_cache)
+
+
+class CpuOps:
+    """The ops of a transformer on the CPU, with a fixed number of threads. No result depends on that number."""
+
+    __slots__ = ("_library", "_num_threads")
+
+    def __init__(self, library: NativeLibrary, *, num_threads: int) -> None:
+        if num_threads < 1:
+            raise ValueError(f"num_threads must be at least 1, got {num_threads}")
+        self._library = library
+        self._num_threads = num_threads
+
+    @property
+    def instruction_set(self) -> str:
+        return self._library.instruction_set
+
+    def prepare_linear(self, weight: torch.Tensor, bias: torch.Tensor | None) -> PackedLinear:
+        """Packs weight [N, K] and bias [N] once; the tensors given may be freed afterwards."""
+        return PackedLinear(self._library, weight, bias, num_threads=self._num_threads)
+
+    def rms_norm(self, x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
+        """x [T, C] or [T, heads, C] (tokens any distance apart, the rest dense), weight [C] -> the same shape, dense."""
+        shape, strides = x.shape, x.stride()
+        outer, channels = shape[0], shape[-1]
+        if len(shape) == 2:
+            inner, dense = 1, strides[1] == 1
+        elif len(shape) == 3:
+            inner, dense = shape[1], strides[2] == 1 and (strides[1] == channels or shape[1] == 1)
+        else:
+            _reject("rms_norm", "x", "[T, C] or [T, heads, C]", x)
+        if not dense or x.dtype is not _FLOAT32:
+            _reject("rms_norm", "x", "in float32 and dense but for its first dimension", x)
+        bfloat16 = self._check_norm_weight("rms_norm", weight, channels)
+        out = torch.empty(shape)
+        self._library.rms_norm(
+            x.data_ptr(),
+            outer,
+            inner,
+            strides[0],
+            weight.data_ptr(),
+            bfloat16,
+            out.data_ptr(),
+            channels,
+            eps,
+            self._num_threads,
+        )
+        return out
+
+    def add_rms_norm(self, x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
+        """residual += x in place, then rms_norm of it. x, residual [T, C] contiguous, weight [C] -> [T, C]."""
+        shape = x.shape
+        if len(shape) != 2 or x.dtype is not _FLOAT32 or not x.is_contiguous():
+            _reject("add_rms_norm", "x", "[T, C] in float32, contiguous", x)
+        if residual.shape != shape or residual.dtype is not _FLOAT32 or not residual.is_contiguous():
+            _reject("add_rms_norm", "residual", f"{list(shape)} in float32, contiguous", residual)
+        bfloat16 = self._check_norm_weight("add_rms_norm", weight, shape[1])
+        out = torch.empty(shape)
+        self._library.add_rms_norm(
+            x.data_ptr(),
+            residual.data_ptr(),
+            weight.data_ptr(),
+            bfloat16,
+            out.data_ptr(),
+            shape[0],
+            shape[1],
+            eps,
+            self._num_threads,
+        )
+        return out
+
+    @staticmethod
+    def _check_norm_weight(op: str, weight: torch.Tensor, channels: int) -> bool:
+        dtype = weight.dtype
+        if weight.dim() != 1 or weight.shape[0] != channels or dtype not in STORAGE_DTYPES or weight.stride(0) != 1:
+            _reject(op, "weight", f"[{channels}] in float32 or bfloat16, contiguous", weight)
+        return dtype is _BFLOAT16
+
+    def rope_and_cache(
+        self,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        cos_sin: torch.Tensor,
+        positions: torch.Tensor,
+        key_cache: torch.Tensor,
+        value_cache: torch.Tensor,
+        slot_mapping: torch.Tensor,
+    ) -> None:
+        """Rotates q [T, H, D] and k [T, G, D] in place by cos_sin [max positions, D] at positions [T] int32 and writes k
+        and v [T, G, D] to slots slot_mapping [T] int64 of the caches [N, G, B, D]. Nothing is written if one value is
+        out of range."""
+        op = "rope_and_cache"
+        _check_cache(op, key_cache, value_cache)
+        num_blocks, kv_heads, block_size, head_dim = key_cache.shape
+        tokens, query_heads = q.shape[0], q.shape[1]
+        q_stride = _check_heads(op, "q", q, tokens, head_dim)
+        k_stride = _check_heads(op, "k", k, tokens, head_dim)
+        v_stride = _check_heads(op, "v", v, tokens, head_dim)
+        if k.shape[1] != kv_heads or v.shape[1] != kv_heads:
+            _reject(op, "k and v", f"of {kv_heads} heads as the KV cache is", k if k.shape[1] != kv_heads else v)
+        if cos_sin.dim() != 2 or cos_sin.shape[1] != head_dim or cos_sin.dtype is not _FLOAT32 or head_dim % 2:
+            _reject(op, "cos_sin", f"[max positions, {head_dim}] in float32, the head size even", cos_sin)
+        if not cos_sin.is_contiguous():
+            _reject(op, "cos_sin", "contiguous", cos_sin)
+        if positions.shape != (tokens,) or positions.dtype is not _INT32 or not positions.is_contiguous():
+            _reject(op, "positions", f"[{tokens}] in int32, contiguous", positions)
+        if slot_mapping.shape != (tokens,) or slot_mapping.dtype is not _INT64 or not slot_mapping.is_contiguous():
+            _reject(op, "slot_mapping", f"[{tokens}] in int64, contiguous", slot_mapping)
+        status = self._library.rope_and_cache(
+            q.data_ptr(),
+            q_stride,
+            query_heads,
+            k.data_ptr(),
+            k_stride,
+            v.data_ptr(),
+            v_stride,
+            kv_heads,
+            cos_sin.data_ptr(),
+            cos_sin.shape[0],
+            positions.data_ptr(),
+            slot_mapping.data_ptr(),
+            key_cache.data_ptr(),
+            value_cache.data_ptr(),
+            key_cache.dtype is _BFLOAT16,
+            num_blocks,
+            block_size,
+            head_dim,
+            tokens,
+            self._num_threads,
+        )
+        if status == 1:
+            raise ValueError(f"{op}: a position is outside 0..{cos_sin.shape[0] - 1}: {positions.tolist()}")
+        if status == 2:
+            limit = num_blocks * block_size - 1
+            raise ValueError(f"{op}: a slot of slot_mapping is outside 0..{limit}: {slot_mapping.tolist()}")
+
+    def attention(
+        self,
+        q: torch.Tensor,
+        key_cache: torch.Tensor,
+        value_cache: torch.Tensor,
+        query_start_loc: torch.Tensor,
+        seq_lens: torch.Tensor,
+        block_tables: torch.Tensor,
+        scale: float,
+        window: int,
+    ) -> torch.Tensor:
+        """Causal attention of each sequence's last queries over its paged keys and values.
+
+        q [T, H, D] with dense heads, D a multiple of 16; caches [N, G, B, D], G a divisor of H; query_start_loc [S + 1],
+        seq_lens [S] and block_tables [S, max blocks] int32; window 0 is none -> [T, H, D] contiguous."""
+        op = "attention"
+        _check_cache(op, key_cache, value_cache)
+        num_blocks, kv_heads, block_size, head_dim = key_cache.shape
+        tokens, query_heads = q.shape[0], q.shape[1]
+        q_stride = _check_heads(op, "q", q, tokens, head_dim)
+        if query_heads % kv_heads or head_dim % HEAD_DIM_MULTIPLE:
+            expected = f"of a multiple of {kv_heads} heads, their size a multiple of {HEAD_DIM_MULTIPLE}"
+            _reject(op, "q", expected, q)
+        num_seqs = seq_lens.shape[0]
+        if block_tables.dim() != 2 or block_tables.shape[0] != num_seqs or block_tables.dtype is not _INT32:
+            _reject(op, "block_tables", f"[{num_seqs}, max blocks] in int32", block_tables)
+        if seq_lens.dim() != 1 or seq_lens.dtype is not _INT32 or not seq_lens.is_contiguous():
+            _reject(op, "seq_lens", "[S] in int32, contiguous", seq_lens)
+        if (
+            query_start_loc.shape != (num_seqs + 1,)
+            or query_start_loc.dtype is not _INT32
+            or not query_start_loc.is_contiguous()
+        ):
+            _reject(op, "query_start_loc", f"[{num_seqs + 1}] in int32, contiguous", query_start_loc)
+        table_width = block_tables.shape[1]
+        table_stride, entry_stride = block_tables.stride()
+        if entry_stride != 1 and table_width > 1:
+            _reject(op, "block_tables", "of contiguous rows", block_tables)
+        if window < 0:
+            raise ValueError(f"{op}: window must be 0 (none) or positive, got {window}")
+        out = torch.empty((tokens, query_heads, head_dim))
+        status = self._library.attention(
+            q.data_ptr(),
+            q_stride,
+            tokens,
+            query_heads,
+            key_cache.data_ptr(),
+            value_cache.data_ptr(),
+            key_cache.dtype is _BFLOAT16,
+            num_blocks,
+            kv_heads,
+            block_size,
+            head_dim,
+            query_start_loc.data_ptr(),
+            seq_lens.data_ptr(),
+            block_tables.data_ptr(),
+            table_stride,
+            table_width,
+            num_seqs,
+            scale,
+            window,
+            out.data_ptr(),
+            self._num_threads,
+        )
+        if status:
+            self._explain_attention(status, query_start_loc, seq_lens, tokens, num_blocks, table_width * block_size)
+        return out
+
+    @staticmethod
+    def _explain_attention(
+        status: int,
+        query_start_loc: torch.Tensor,
+        seq_lens: torch.Tensor,
+        tokens: int,
+        num_blocks: int,
+        table_tokens: int,
+    ) -> NoReturn:
+        if status == 1:
+            raise ValueError(
+                f"attention: query_start_loc must rise from 0 to {tokens} and seq_lens be between a sequence's number of "
+                f"queries and {table_tokens}, got {query_start_loc.tolist()} and {seq_lens.tolist()}"
+            )
+        if status == 2:
+            raise ValueError(
+                f"attention: block_tables name a block outside 0..{num_blocks - 1} within a sequence's length"
+            )
+        raise MemoryError("attention: no memory for the partial results")
+
+    def silu_and_mul(self, gate_up: torch.Tensor) -> torch.Tensor:
+        """gate_up [T, 2 I] float32, rows contiguous -> silu(first half) * second half, [T, I]."""
+        rows, columns = gate_up.shape
+        row_stride, element_stride = gate_up.stride()
+        if columns % 2 or gate_up.dtype is not _FLOAT32 or element_stride != 1:
+            _reject("silu_and_mul", "gate_up", "[T, 2 I] in float32 with contiguous rows", gate_up)
+        size = columns // 2
+        out = torch.empty((rows, size))
+        self._library.silu_and_mul(gate_up.data_ptr(), row_stride, out.data_ptr(), rows, size, self._num_threads)
+        return out

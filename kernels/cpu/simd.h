@@ -1,0 +1,192 @@
+// Sixteen float lanes on any instruction set: one zmm, two ymm, or four 128-bit registers.
+//
+// Invariants: an operation gives the same bits in every lane, whatever the register width; where the hardware has a
+// fused multiply-add, `fma` is one. Sources are compiled with -ffp-contract=off, so no other operation is ever fused.
+// Everything lives in a namespace per instruction set: an inline function compiled for AVX-512 must never be merged
+// by the linker with its namesake for an older processor.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+
+#if defined(__AVX2__)
+#include <immintrin.h>
+#endif
+
+#define OCTAVO_JOIN2(a, b) a##b
+#define OCTAVO_JOIN(a, b) OCTAVO_JOIN2(a, b)
+// octavo_linear_v4 and the like: what ctypes binds to.
+#define OCTAVO_EXPORT(name) \
+    extern "C" __attribute__((visibility("default"))) int OCTAVO_JOIN(octavo_##name##_, OCTAVO_ISA)
+
+namespace octavo::OCTAVO_ISA {
+
+#if defined(__AVX512F__)
+constexpr int kNativeLanes = 16;
+#elif defined(__AVX2__) && defined(__FMA__)
+constexpr int kNativeLanes = 8;
+#else
+constexpr int kNativeLanes = 4;
+#endif
+constexpr int kLanes = 16;
+constexpr int kParts = kLanes / kNativeLanes;
+
+typedef float NativeFloat __attribute__((vector_size(kNativeLanes * 4)));
+typedef std::int32_t NativeInt __attribute__((vector_size(kNativeLanes * 4)));
+typedef std::uint32_t NativeBits __attribute__((vector_size(kNativeLanes * 4)));
+typedef std::uint16_t NativeHalf __attribute__((vector_size(kNativeLanes * 2)));
+
+struct BFloat16 {
+    std::uint16_t bits;
+};
+
+struct Vec {
+    NativeFloat part[kParts];
+};
+
+template <typename To, typename From>
+inline To bit_cast(From from) {
+    static_assert(sizeof(To) == sizeof(From));
+    To to;
+    std::memcpy(&to, &from, sizeof(to));
+    return to;
+}
+
+template <typename F>
+inline __attribute__((always_inline)) Vec each_part(F f) {
+    Vec result;
+#pragma GCC unroll 4
+    for (int i = 0; i < kParts; ++i) result.part[i] = f(i);
+    return result;
+}
+
+inline NativeFloat native_broadcast(float x) { return NativeFloat{} + x; }
+
+inline NativeFloat native_fma(NativeFloat a, NativeFloat b, NativeFloat c) {
+#if defined(__AVX512F__)
+    return _mm512_fmadd_ps(a, b, c);
+#elif defined(__AVX2__) && defined(__FMA__)
+    return _mm256_fmadd_ps(a, b, c);
+#elif defined(__FP_FAST_FMAF)
+    NativeFloat result;
+    for (int i = 0; i < kNativeLanes; ++i) result[i] = __builtin_fmaf(a[i], b[i], c[i]);
+    return result;
+#else
+    return a * b + c;
+#endif
+}
+
+inline Vec broadcast(float x) {
+    return each_part([&](int) __attribute__((always_inline)) { return native_broadcast(x); });
+}
+
+inline Vec zero() { return broadcast(0.0f); }
+
+inline Vec load(const float* p) {
+    Vec result;
+    std::memcpy(&result, p, sizeof(result));
+    return result;
+}
+
+inline Vec load(const BFloat16* p) {
+    return each_part([&](int i) __attribute__((always_inline)) {
+        NativeHalf half;
+        std::memcpy(&half, p + i * kNativeLanes, sizeof(half));
+        return bit_cast<NativeFloat>(__builtin_convertvector(half, NativeBits) << 16);
+    });
+}
+
+inline void store(float* p, const Vec& x) { std::memcpy(p, &x, sizeof(x)); }
+
+// The first `count` lanes, zeros after them: a row's tail runs through the same code as its body.
+template <typename T>
+inline Vec load_partial(const T* p, std::ptrdiff_t count) {
+    T padded[kLanes] = {};
+    std::memcpy(padded, p, static_cast<std::size_t>(count) * sizeof(T));
+    return load(padded);
+}
+
+inline void store_partial(float* p, const Vec& x, std::ptrdiff_t count) {
+    float padded[kLanes];
+    store(padded, x);
+    std::memcpy(p, padded, static_cast<std::size_t>(count) * sizeof(float));
+}
+
+template <typename T>
+inline Vec load_up_to(const T* p, std::ptrdiff_t count) {
+    return count >= kLanes ? load(p) : load_partial(p, count);
+}
+
+inline void store_up_to(float* p, const Vec& x, std::ptrdiff_t count) {
+    if (count >= kLanes) {
+        store(p, x);
+    } else {
+        store_partial(p, x, count);
+    }
+}
+
+#define OCTAVO_LANEWISE(signature, expression) \
+    inline Vec signature {                     \
+        return each_part([&](int i) __attribute__((always_inline)) { return expression; }); \
+    }
+OCTAVO_LANEWISE(operator+(const Vec& a, const Vec& b), a.part[i] + b.part[i])
+OCTAVO_LANEWISE(operator-(const Vec& a, const Vec& b), a.part[i] - b.part[i])
+OCTAVO_LANEWISE(operator*(const Vec& a, const Vec& b), a.part[i] * b.part[i])
+OCTAVO_LANEWISE(operator/(const Vec& a, const Vec& b), a.part[i] / b.part[i])
+OCTAVO_LANEWISE(fma(const Vec& a, const Vec& b, const Vec& c), native_fma(a.part[i], b.part[i], c.part[i]))
+OCTAVO_LANEWISE(maximum(const Vec& a, const Vec& b), a.part[i] > b.part[i] ? a.part[i] : b.part[i])
+// `value` where x is minus infinity, else y.
+OCTAVO_LANEWISE(where_minus_infinity(const Vec& x, const Vec& value, const Vec& y),
+                x.part[i] == native_broadcast(-__builtin_inff()) ? value.part[i] : y.part[i])
+#undef OCTAVO_LANEWISE
+
+// One fixed tree for every instruction set: lanes 8 apart, then 4, 2, 1.
+inline float reduce_add(const Vec& x) {
+    float lanes[kLanes];
+    store(lanes, x);
+    for (int width = kLanes / 2; width > 0; width /= 2)
+        for (int i = 0; i < width; ++i) lanes[i] += lanes[i + width];
+    return lanes[0];
+}
+
+inline float reduce_max(const Vec& x) {
+    float lanes[kLanes];
+    store(lanes, x);
+    for (int i = 1; i < kLanes; ++i) lanes[0] = lanes[i] > lanes[0] ? lanes[i] : lanes[0];
+    return lanes[0];
+}
+
+// exp(x) to about 1 ulp for x in [-87.3, 88.3]; below and above it stays at the bound's value. NaN stays NaN.
+// x = n ln 2 + r with the polynomial for exp(r) of the Cephes library; 2^n is built in the exponent bits.
+inline NativeFloat native_exp(NativeFloat x) {
+    const NativeFloat high = native_broadcast(88.37626f), low = native_broadcast(-87.33654f);
+    const NativeFloat shifter = native_broadcast(12582912.0f);  // 1.5 * 2^23: leaves the integer n in the low bits
+    x = high < x ? high : x;  // written so that NaN passes
+    x = x < low ? low : x;
+    const NativeFloat shifted = native_fma(x, native_broadcast(1.44269504f), shifter);
+    const NativeFloat n = shifted - shifter;
+    NativeFloat r = native_fma(n, native_broadcast(-0.693359375f), x);
+    r = native_fma(n, native_broadcast(2.12194440e-4f), r);
+    NativeFloat p = native_broadcast(1.9875691500e-4f);
+    p = native_fma(p, r, native_broadcast(1.3981999507e-3f));
+    p = native_fma(p, r, native_broadcast(8.3334519073e-3f));
+    p = native_fma(p, r, native_broadcast(4.1665795894e-2f));
+    p = native_fma(p, r, native_broadcast(1.6666665459e-1f));
+    p = native_fma(p, r, native_broadcast(5.0000001201e-1f));
+    p = native_fma(p, r * r, r) + 1.0f;
+    const NativeBits power = (bit_cast<NativeBits>(shifted) << 23) + 0x3f800000u;
+    return p * bit_cast<NativeFloat>(power);
+}
+
+inline Vec exp(const Vec& x) {
+    return each_part([&](int i) __attribute__((always_inline)) { return native_exp(x.part[i]); });
+}
+
+inline float exp(float x) {
+    float lanes[kLanes];
+    store(lanes, exp(broadcast(x)));
+    return lanes[0];
+}
+
+}  // namespace octavo::OCTAVO_ISA
