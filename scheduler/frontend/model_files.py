@@ -39,7 +39,8 @@ def _snapshot(model: str, revision: str | None, tried: Path) -> Path:
     except (OSError, ValueError) as error:  # what huggingface_hub raises for absent, gated, misnamed and offline
         offline = " (HF_HUB_OFFLINE is set, so only files that are on disk)" if constants.HF_HUB_OFFLINE else ""
         at_revision = f" at revision {revision!r}" if revision else ""
+        reason = (str(error).splitlines() or [""])[0]  # the lines after it are advice about logging in
         raise ModelNotFoundError(
             f"model {model!r}: there is no file or directory {tried.absolute()}, and no Hub repository {model!r}"
-            f"{at_revision} in {constants.HF_HUB_CACHE} or online{offline}: {error}"
+            f"{at_revision} in {constants.HF_HUB_CACHE} or online{offline}: {type(error).__name__}: {reason}"
         ) from error
