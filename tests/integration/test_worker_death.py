@@ -15,7 +15,7 @@ from tests.oracle.tokenizer import byte_ids
 from tests.oracle.uniform import UniformOracle
 
 POOL = ["--num-gpu-blocks-override", "128"]
-OUTPUT = 200
+OUTPUT = 300
 PROMPTS = ["The worker dies while I am read", "So it does for me, with another seed", "And for me" * 12]
 # Greedy, and drawn with a seed; the third has no seed of its own in the request and still must not repeat an index.
 SAMPLING: list[dict[str, float]] = [{"temperature": 0.0}, {"temperature": 1.0, "seed": 7}, {"temperature": 0.7}]
@@ -69,8 +69,11 @@ def test_a_second_death_is_survived_too(uniform: UniformOracle, uniform_model: P
 def test_without_a_worker_calls_end_with_unavailable(uniform_model: Path, tmp_path: Path) -> None:
     args = ["--worker-grace", "0.5", "--max-num-seqs", "2"]
     with cluster(uniform_model, tmp_path, worker_args=POOL, scheduler_args=args) as server:
-        streams = [submit(server, index) for index in range(3)]  # two run, one waits
-        next(streams[0])
+        streams = [submit(server, index) for index in range(2)]
+        for stream in streams:
+            next(stream)  # both rows are taken
+        streams.append(submit(server, 2))
+        server.wait_for(lambda stats: stats.queues.waiting == 1, "the third waits")
         server.worker.kill()
         for stream in streams:
             with pytest.raises(UnavailableError, match=r"worker"):
