@@ -1,0 +1,213 @@
+"""The table as a fold over plans and tokens, the batches derived from it, and every plan that does not fit its rows."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from octavo.worker.v1alpha1 import worker_pb2 as pb
+from tests.worker.plans import LIMITS, admission, read, step
+from worker.input_batch import InputBatch, build_input_batch
+from worker.sequence_table import SequenceTable
+from worker.step import PlanError
+
+CPU = torch.device("cpu")
+
+
+def run(table: SequenceTable, message: pb.StepPlan, *sampled: int) -> InputBatch:
+    """Applies a plan, builds its batch, commits the sampled tokens."""
+    plan = read(message)
+    table.apply(plan)
+    batch = build_input_batch(table, plan, LIMITS.block_size, CPU)
+    table.commit(plan, np.array(sampled, np.int32))
+    return batch
+
+
+def columns(batch: InputBatch) -> dict[str, list[object]]:
+    return {name: getattr(batch, name).tolist() for name in InputBatch.__slots__}
+
+
+def test_a_prompt_in_chunks_then_decode() -> None:
+    table = SequenceTable(LIMITS)
+    prompt = [10, 11, 12, 13, 14, 15]
+    first = run(table, step(0, [2], [4], [0], admissions=[admission(2, prompt, [7])]))
+    assert columns(first) == {
+        "token_ids": [10, 11, 12, 13],
+        "positions": [0, 1, 2, 3],
+        "slot_mapping": [28, 29, 30, 31],
+        "query_start_loc": [0, 4],
+        "seq_lens": [4],
+        "block_tables": [[7]],
+        "logits_indices": [],
+    }
+    edits = pb.TableEdits(rows=[2], indices=[1], blocks=[3])
+    second = run(table, step(1, [2], [2], [1], table_edits=edits), 50)
+    assert columns(second) == {
+        "token_ids": [14, 15],
+        "positions": [4, 5],
+        "slot_mapping": [12, 13],
+        "query_start_loc": [0, 2],
+        "seq_lens": [6],
+        "block_tables": [[7, 3]],
+        "logits_indices": [1],
+    }
+    third = run(table, step(2, [2]), 51)
+    assert columns(third) == {
+        "token_ids": [50],
+        "positions": [6],
+        "slot_mapping": [14],
+        "query_start_loc": [0, 1],
+        "seq_lens": [7],
+        "block_tables": [[7, 3]],
+        "logits_indices": [0],
+    }
+    assert run(table, step(3, [2]), 52).token_ids.tolist() == [51]
+
+
+def test_rows_of_a_mixed_step_come_in_the_order_of_the_plan() -> None:
+    table = SequenceTable(LIMITS)
+    run(table, step(0, [0], [2], admissions=[admission(0, [1, 2], [5])]), 60)
+    batch = run(
+        table,
+        step(1, [3, 0, 1], [3, 1, 2], [1, 1, 0], admissions=[
+            admission(3, [20, 21, 22, 23, 24], [8, 9], num_computed_tokens=2),
+            admission(1, [30, 31, 32], [11]),
+        ]),
+        61,
+        62,
+    )  # fmt: skip
+    assert columns(batch) == {
+        "token_ids": [22, 23, 24, 60, 30, 31],
+        "positions": [2, 3, 4, 2, 0, 1],
+        "slot_mapping": [34, 35, 36, 22, 44, 45],
+        "query_start_loc": [0, 3, 4, 6],
+        "seq_lens": [5, 3, 2],
+        "block_tables": [[8, 9], [5, 0], [11, 0]],
+        "logits_indices": [2, 3],
+    }
+    kinds = {name: getattr(batch, name).dtype for name in InputBatch.__slots__}
+    assert kinds == {
+        "token_ids": torch.int64,
+        "positions": torch.int32,
+        "slot_mapping": torch.int64,
+        "query_start_loc": torch.int32,
+        "seq_lens": torch.int32,
+        "block_tables": torch.int32,
+        "logits_indices": torch.int64,
+    }
+    # Row 1 has a token of its prompt left; rows 3 and 0 go on with what they sampled.
+    assert run(table, step(2, [0, 1, 3]), 1, 2, 3).token_ids.tolist() == [62, 32, 61]
+
+
+def test_a_recompute_is_the_same_as_never_having_stopped() -> None:
+    straight, preempted = SequenceTable(LIMITS), SequenceTable(LIMITS)
+    start = step(0, [1], [3], admissions=[admission(1, [1, 2, 3], [4, 5], temperature=1.0, seed=9)])
+    for table in (straight, preempted):
+        run(table, start, 70)
+        run(table, step(1, [1]), 71)
+    again = admission(
+        0, [1, 2, 3, 70, 71], [6, 7], num_prompt_tokens=3, output_index=2, temperature=1.0, seed=9
+    )  # fmt: skip
+    run(preempted, step(2, [0], [5], released_rows=[1], admissions=[again]), 72)
+    run(straight, step(2, [1]), 72)
+    assert run(straight, step(3, [1]), 73).positions.tolist() == run(preempted, step(3, [0]), 73).positions.tolist()
+    assert straight.token_ids[1, :7].tolist() == preempted.token_ids[0, :7].tolist()
+    rows = np.array([1], np.int32), np.array([0], np.int32)
+    one, other = straight.sampling(rows[0]), preempted.sampling(rows[1])
+    assert (one.output_index, one.seeds, one.temperature) == (other.output_index, other.seeds, other.temperature)
+    assert one.output_index.tolist() == [4]
+
+
+def test_parts_are_applied_in_order() -> None:
+    table = SequenceTable(LIMITS)
+    run(table, step(0, [1], [2], admissions=[admission(1, [1, 2], [4], num_logprobs=3, top_k=5)]), 9)
+    # Row 1 is released, admitted again and edited in one plan; nothing of its past shows.
+    edits = pb.TableEdits(rows=[1, 1], indices=[2, 1], blocks=[12, 11])
+    batch = run(
+        table, step(1, [1], [9], released_rows=[1], admissions=[admission(1, range(9), [10])], table_edits=edits), 8
+    )
+    assert batch.block_tables.tolist() == [[10, 11, 12]]
+    sampling = table.sampling(np.array([1], np.int32))
+    assert (sampling.num_logprobs.tolist(), sampling.top_k.tolist(), sampling.output_index.tolist()) == ([-1], [0], [1])
+
+
+def test_an_edit_replaces_a_block() -> None:
+    table = SequenceTable(LIMITS)
+    run(table, step(0, [0], [3], admissions=[admission(0, [1, 2, 3], [4])]), 9)
+    batch = run(table, step(1, [0], table_edits=pb.TableEdits(rows=[0], indices=[0], blocks=[6])), 8)
+    assert batch.slot_mapping.tolist() == [6 * LIMITS.block_size + 3]
+
+
+def test_all_the_rows_and_the_whole_length_can_be_used() -> None:
+    table = SequenceTable(LIMITS)
+    sequences = [admission(row, range(1, 5), [row * 4]) for row in range(4)]
+    run(table, step(0, range(4), [4] * 4, admissions=sequences), 1, 2, 3, 4)
+    for length in range(5, 16):
+        edits = pb.TableEdits(rows=range(4), indices=[(length - 1) // 4] * 4, blocks=range(16, 20))
+        run(table, step(length, range(4), table_edits=edits if length % 4 == 1 else None), *[length] * 4)
+    assert table.num_tokens.tolist() == [16] * 4
+    assert table.token_ids[2].tolist() == [1, 2, 3, 4, 3, *range(5, 16)]
+
+
+def ready() -> SequenceTable:
+    """Row 0 holds four computed tokens, one sampled one, and one block; row 1 a prompt of ten with two computed."""
+    table = SequenceTable(LIMITS)
+    sequences = [admission(0, [1, 2, 3, 4], [0]), admission(1, range(10), [1, 2, 3])]
+    run(table, step(5, [0, 1], [4, 2], [1, 0], admissions=sequences), 50)
+    return table
+
+
+GROW = pb.TableEdits(rows=[0], indices=[1], blocks=[9])
+
+UNFIT = {
+    "same step id": (step(5, [1]), "step_id", 5, "above 5"),
+    "older step id": (step(4, [1]), "step_id", 4, "above 5"),
+    "free row released": (step(6, [1], released_rows=[2]), "released_rows", 2, "free"),
+    "row admitted over another": (step(6, [1], admissions=[admission(0, [1], [4])]), "admissions.row", 0, "in use"),
+    "free row edited": (
+        step(6, [1], table_edits=pb.TableEdits(rows=[3], indices=[0], blocks=[9])),
+        "table_edits.rows",
+        3,
+        "not admitted",
+    ),
+    "gap in a table": (
+        step(6, [1], table_edits=pb.TableEdits(rows=[0], indices=[2], blocks=[9])),
+        "table_edits.indices",
+        2,
+        "no gaps",
+    ),
+    "entry set twice": (
+        step(6, [1], table_edits=pb.TableEdits(rows=[0, 0], indices=[1, 1], blocks=[9, 10])),
+        "table_edits",
+        2,
+        "distinct",
+    ),
+    "free row scheduled": (step(6, [1, 2], [1, 1], [0, 1]), "scheduled.rows", 2, "not admitted"),
+    "released row scheduled": (step(6, [0], released_rows=[0]), "scheduled.rows", 0, "not admitted"),
+    "beyond the known tokens": (step(6, [0], [2], table_edits=GROW), "scheduled.num_tokens", 2, "row 0"),
+    "beyond the prompt": (step(6, [1], [9]), "scheduled.num_tokens", 9, "row 1"),
+    "beyond the blocks": (step(6, [0]), "scheduled.num_tokens", 1, "row 0: more than the row's blocks"),
+    "sample inside a prompt": (step(6, [1], [3], [1]), "scheduled.max_samples", 1, "row 1"),
+}
+
+
+@pytest.mark.parametrize(("message", "column", "value", "limit"), UNFIT.values(), ids=UNFIT)
+def test_a_plan_that_does_not_fit_the_rows_is_refused_by_name(
+    message: pb.StepPlan, column: str, value: int, limit: str
+) -> None:
+    table, plan = ready(), read(message)
+    with pytest.raises(PlanError) as caught:
+        table.apply(plan)
+    assert (caught.value.column, caught.value.value) == (column, value)
+    assert limit in caught.value.limit
+
+
+def test_what_the_refused_plans_are_variations_of_is_accepted() -> None:
+    run(ready(), step(6, [0, 1], [1, 8], [1, 1], table_edits=GROW), 1, 2)
+
+
+def test_a_full_row_cannot_sample() -> None:
+    table = SequenceTable(LIMITS)
+    with pytest.raises(PlanError, match="max_model_len"):
+        table.apply(read(step(0, [0], [16], admissions=[admission(0, range(16), range(4))])))

@@ -1,0 +1,320 @@
+"""Every way in which a message can break the contract by itself, and that nothing is lost in translation."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+import pytest
+
+from octavo.worker.v1alpha1 import worker_pb2 as pb
+from tests.worker.plans import LIMITS, admission, read, step
+from worker import wire
+from worker.step import Open, PlanError, RowFlag, Sampling, StepResult
+
+WHOLE_PLAN = pb.StepPlan(
+    step_id=2**40,
+    released_rows=[3, 1],
+    copy_on_write=pb.BlockCopies(groups=[0], sources=[4], destinations=[5]),
+    admissions=[
+        pb.Admission(
+            sequence_id=2**50,
+            row=1,
+            num_prompt_tokens=2,
+            token_ids=[99, 0, 7],
+            block_tables=[pb.BlockTable(blocks=[31, 2])],
+            num_computed_tokens=2,
+            sampling=pb.Sampling(temperature=0.7, top_k=1000, top_p=0.9, min_p=0.1, num_logprobs=0),
+            seed=2**64 - 1,
+            output_index=2**32 - 1,
+        )
+    ],
+    table_edits=pb.TableEdits(rows=[2, 1], groups=[0, 0], indices=[0, 3], blocks=[8, 9]),
+    scheduled=pb.Scheduled(rows=[1, 2], num_tokens=[1, 16], max_samples=[1, 0]),
+)
+
+
+def test_a_plan_is_read_in_full() -> None:
+    plan = read(WHOLE_PLAN)
+    assert plan.step_id == 2**40
+    assert plan.released_rows.tolist() == [3, 1]
+    assert (plan.copy_on_write.sources.tolist(), plan.copy_on_write.destinations.tolist()) == ([4], [5])
+    assert (plan.edit_rows.tolist(), plan.edit_indices.tolist(), plan.edit_blocks.tolist()) == ([2, 1], [0, 3], [8, 9])
+    assert (plan.rows.tolist(), plan.num_tokens.tolist(), plan.max_samples.tolist()) == ([1, 2], [1, 16], [1, 0])
+    (sequence,) = plan.admissions
+    assert (sequence.sequence_id, sequence.row, sequence.num_prompt_tokens) == (2**50, 1, 2)
+    assert (sequence.token_ids.tolist(), sequence.blocks.tolist()) == ([99, 0, 7], [31, 2])
+    assert (sequence.num_computed_tokens, sequence.seed, sequence.output_index) == (2, 2**64 - 1, 2**32 - 1)
+    # top_k above the vocabulary is the same as off, and fits its column.
+    assert sequence.sampling == Sampling(temperature=0.7, top_k=100, top_p=0.9, min_p=0.1, num_logprobs=0)
+    assert all(column.dtype == np.int32 for column in (plan.rows, plan.released_rows, sequence.token_ids))
+
+
+def test_logprobs_not_asked_for_and_asked_for_with_none_beside_differ() -> None:
+    plan = read(step(1, [0], admissions=[admission(0, [1], [0])]))
+    assert plan.admissions[0].sampling.num_logprobs is None
+
+
+def test_an_open_is_read_in_full() -> None:
+    fields = {
+        "protocol_version": 1,
+        "config_digest": b"\x01\x02",
+        "num_device_blocks": 3,
+        "num_host_blocks": 4,
+        "group_epoch": 2**60,
+        "num_rows": 5,
+        "max_num_batched_tokens": 6,
+        "max_model_len": 7,
+    }
+    assert dataclasses.asdict(wire.read_open(pb.Open(**fields))) == fields
+    assert {field.name for field in dataclasses.fields(Open)} == set(fields)
+
+
+def test_a_result_is_written_in_full() -> None:
+    result = StepResult(
+        step_id=9,
+        num_sampled=np.array([1, 0], np.int32),
+        tokens=np.array([77], np.int32),
+        logprobs=np.array([-0.5], np.float32),
+        num_top=np.array([2], np.int32),
+        top_tokens=np.array([77, 3], np.int32),
+        top_logprobs=np.array([-0.5, -2.0], np.float32),
+        flags=np.array([RowFlag.OK, RowFlag.NON_FINITE], np.int32),
+        execute_ns=2**40,
+    )
+    assert wire.write_result(result).result == pb.StepResult(
+        step_id=9,
+        num_sampled=[1, 0],
+        tokens=[77],
+        logprobs=[-0.5],
+        num_top=[2],
+        top_tokens=[77, 3],
+        top_logprobs=[-0.5, -2.0],
+        flags=[pb.ROW_FLAG_UNSPECIFIED, pb.ROW_FLAG_NON_FINITE],
+        execute_ns=2**40,
+    )
+
+
+def with_sequence(**changes: object) -> pb.StepPlan:
+    """A plan that admits a sequence of three tokens and one block, with fields of the admission replaced."""
+    message = admission(0, [1, 2, 3], [0])
+    for name, value in changes.items():
+        message.ClearField(name)
+        if isinstance(value, list):
+            getattr(message, name).extend(value)
+        elif isinstance(value, pb.Sampling):
+            message.sampling.CopyFrom(value)
+        else:
+            setattr(message, name, value)
+    return step(1, [0], [3], admissions=[message])
+
+
+BROKEN = {
+    "released row out of range": (step(1, [0], released_rows=[4]), "released_rows", "4", "below 4"),
+    "released twice": (step(1, [0], released_rows=[2, 2]), "released_rows", "2", "once"),
+    "swap out": (step(1, [0], swap_out=pb.BlockCopies(sources=[1], destinations=[1])), "swap_out", "1 copies", "host"),
+    "swap in": (step(1, [0], swap_in=pb.BlockCopies(sources=[1], destinations=[1])), "swap_in", "1 copies", "host"),
+    "copies of unequal length": (
+        step(1, [0], copy_on_write=pb.BlockCopies(sources=[1, 2], destinations=[3])),
+        "copy_on_write.destinations",
+        "1 entries",
+        "has 2",
+    ),
+    "copy source out of range": (
+        step(1, [0], copy_on_write=pb.BlockCopies(sources=[32], destinations=[3])),
+        "copy_on_write.sources",
+        "32",
+        "below 32",
+    ),
+    "copy destination out of range": (
+        step(1, [0], copy_on_write=pb.BlockCopies(sources=[3], destinations=[2**32 - 1])),
+        "copy_on_write.destinations",
+        "4294967295",
+        "below 32",
+    ),
+    "copied over twice": (
+        step(1, [0], copy_on_write=pb.BlockCopies(sources=[1, 2], destinations=[3, 3])),
+        "copy_on_write.destinations",
+        "3",
+        "once",
+    ),
+    "copied from and to": (
+        step(1, [0], copy_on_write=pb.BlockCopies(sources=[1, 2], destinations=[3, 1])),
+        "copy_on_write.destinations",
+        "1",
+        "source",
+    ),
+    "copy of another group": (
+        step(1, [0], copy_on_write=pb.BlockCopies(groups=[1], sources=[1], destinations=[3])),
+        "copy_on_write.groups",
+        "1",
+        "one KV group",
+    ),
+    "edits of unequal length": (
+        step(1, [0], table_edits=pb.TableEdits(rows=[1], indices=[0], blocks=[])),
+        "table_edits.blocks",
+        "0 entries",
+        "has 1",
+    ),
+    "edits without indices": (
+        step(1, [0], table_edits=pb.TableEdits(rows=[1], blocks=[1])),
+        "table_edits.indices",
+        "0 entries",
+        "has 1",
+    ),
+    "edit of a row out of range": (
+        step(1, [0], table_edits=pb.TableEdits(rows=[4], indices=[0], blocks=[0])),
+        "table_edits.rows",
+        "4",
+        "below 4",
+    ),
+    "edit of an index out of range": (
+        step(1, [0], table_edits=pb.TableEdits(rows=[0], indices=[4], blocks=[0])),
+        "table_edits.indices",
+        "4",
+        "below 4",
+    ),
+    "edit to a block out of range": (
+        step(1, [0], table_edits=pb.TableEdits(rows=[0], indices=[0], blocks=[32])),
+        "table_edits.blocks",
+        "32",
+        "below 32",
+    ),
+    "edit of another group": (
+        step(1, [0], table_edits=pb.TableEdits(rows=[0], groups=[2], indices=[0], blocks=[0])),
+        "table_edits.groups",
+        "2",
+        "one KV group",
+    ),
+    "groups of unequal length": (
+        step(1, [0], table_edits=pb.TableEdits(rows=[0], groups=[0, 0], indices=[0], blocks=[0])),
+        "table_edits.groups",
+        "2 entries",
+        "have 1",
+    ),
+    "admitted row out of range": (with_sequence(row=4), "admissions[sequence 0].row", "4", "below 4"),
+    "two sequences in a row": (
+        step(1, [0], admissions=[admission(1, [1], [0]), admission(1, [1], [1])]),
+        "admissions.row",
+        "1",
+        "once",
+    ),
+    "no tokens": (with_sequence(token_ids=[]), "admissions[sequence 0].token_ids", "0 tokens", "16"),
+    "too many tokens": (
+        with_sequence(token_ids=list(range(17))),
+        "admissions[sequence 0].token_ids",
+        "17 tokens",
+        "max_model_len = 16",
+    ),
+    "token outside the vocabulary": (
+        with_sequence(token_ids=[1, 100]),
+        "admissions[sequence 0].token_ids",
+        "100",
+        "below 100",
+    ),
+    "no prompt": (with_sequence(num_prompt_tokens=0), "admissions[sequence 0].num_prompt_tokens", "0", "1 to 3"),
+    "prompt longer than the tokens": (
+        with_sequence(num_prompt_tokens=4),
+        "admissions[sequence 0].num_prompt_tokens",
+        "4",
+        "1 to 3",
+    ),
+    "no block table": (
+        with_sequence(block_tables=[]),
+        "admissions[sequence 0].block_tables",
+        "0 tables",
+        "one KV group",
+    ),
+    "two block tables": (
+        with_sequence(block_tables=[pb.BlockTable(), pb.BlockTable()]),
+        "admissions[sequence 0].block_tables",
+        "2 tables",
+        "one KV group",
+    ),
+    "admitted block out of range": (
+        with_sequence(block_tables=[pb.BlockTable(blocks=[1, 32])]),
+        "admissions[sequence 0].block_tables",
+        "32",
+        "below 32",
+    ),
+    "too many blocks": (
+        with_sequence(block_tables=[pb.BlockTable(blocks=[1, 2, 3, 4, 5])]),
+        "admissions[sequence 0].block_tables",
+        "5 blocks",
+        "at most 4",
+    ),
+    "all tokens computed": (
+        with_sequence(num_computed_tokens=3),
+        "admissions[sequence 0].num_computed_tokens",
+        "3",
+        "at most 2",
+    ),
+    "computed tokens without a block": (
+        with_sequence(block_tables=[pb.BlockTable()], num_computed_tokens=1),
+        "admissions[sequence 0].num_computed_tokens",
+        "1",
+        "at most 0",
+    ),
+    "an adapter": (with_sequence(adapter_id=7), "admissions[sequence 0].adapter_id", "7", "only 0"),
+    "negative temperature": (
+        with_sequence(sampling=pb.Sampling(temperature=-0.5, top_p=1)),
+        "admissions[sequence 0].sampling.temperature",
+        "-0.5",
+        "at least 0",
+    ),
+    "infinite temperature": (
+        with_sequence(sampling=pb.Sampling(temperature=float("inf"), top_p=1)),
+        "admissions[sequence 0].sampling.temperature",
+        "inf",
+        "finite",
+    ),
+    "top_p 0": (with_sequence(sampling=pb.Sampling(top_p=0)), "admissions[sequence 0].sampling.top_p", "0.0", "(0, 1]"),
+    "min_p above 1": (
+        with_sequence(sampling=pb.Sampling(top_p=1, min_p=1.5)),
+        "admissions[sequence 0].sampling.min_p",
+        "1.5",
+        "[0, 1]",
+    ),
+    "more logprobs than tokens": (
+        with_sequence(sampling=pb.Sampling(top_p=1, num_logprobs=101)),
+        "admissions[sequence 0].sampling.num_logprobs",
+        "101",
+        "below 101",
+    ),
+    "nothing scheduled": (pb.StepPlan(step_id=1), "scheduled.rows", "no row", "at least one"),
+    "scheduled row out of range": (step(1, [0, 4]), "scheduled.rows", "4", "below 4"),
+    "scheduled twice": (step(1, [1, 2, 1]), "scheduled.rows", "1", "once"),
+    "num_tokens of another length": (step(1, [0, 1], [1]), "scheduled.num_tokens", "1 entries", "has 2"),
+    "max_samples of another length": (step(1, [0, 1], [1, 1], [1]), "scheduled.max_samples", "1 entries", "has 2"),
+    "no token": (step(1, [0, 1], [1, 0]), "scheduled.num_tokens", "0", "at least 1"),
+    "more tokens than a sequence has": (step(1, [0], [2**31]), "scheduled.num_tokens", "2147483648", "below 17"),
+    "over the token budget": (step(1, [0, 1], [16, 5]), "scheduled.num_tokens", "21 in sum", "20"),
+    "two samples": (step(1, [0], [1], [2]), "scheduled.max_samples", "2", "0 or 1"),
+    "forced tokens": (
+        pb.StepPlan(step_id=1, scheduled=pb.Scheduled(rows=[0], num_tokens=[1], max_samples=[1], forced_tokens=[5])),
+        "scheduled.forced_tokens",
+        "1 entries",
+        "not accepted",
+    ),
+    "draft tokens": (
+        pb.StepPlan(step_id=1, scheduled=pb.Scheduled(rows=[0], num_tokens=[1], max_samples=[1], num_drafts=[1])),
+        "scheduled.num_drafts",
+        "1 entries",
+        "not accepted",
+    ),
+}
+
+
+@pytest.mark.parametrize(("message", "column", "value", "limit"), BROKEN.values(), ids=BROKEN)
+def test_a_broken_plan_is_refused_by_name(message: pb.StepPlan, column: str, value: str, limit: str) -> None:
+    with pytest.raises(PlanError) as caught:
+        read(message)
+    error = caught.value
+    assert (error.column, str(error.value)) == (column, value)
+    assert limit in error.limit
+    assert str(error).startswith(f"{column}: {error.value} ")
+
+
+def test_the_limits_themselves_are_allowed() -> None:
+    full = admission(3, range(84, 100), [31, 30, 29, 28], num_computed_tokens=15, num_logprobs=100, temperature=2.0)
+    read(step(0, [3, 2], [1, 16], [1, 0], admissions=[full]), LIMITS)
