@@ -10,6 +10,7 @@ from collections.abc import AsyncIterator
 from typing import Any
 
 import grpc
+
 from octavo.worker.v1alpha1 import worker_pb2 as pb
 from octavo.worker.v1alpha1 import worker_pb2_grpc
 

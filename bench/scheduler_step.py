@@ -80,19 +80,20 @@ async def engine_us(running: int, address: str) -> float:
         core=_config(running, fake_worker.NUM_BLOCKS), max_model_len=fake_worker.MAX_MODEL_LEN, worker_grace_s=5
     )
     engine = Engine(config, worker, capacity, on_session=lambda connected: None)
-    ended, done = 0, asyncio.Event()
+    ended, warm, done = 0, asyncio.Event(), asyncio.Event()
 
     def deliver(update: StepUpdate) -> None:
         nonlocal ended
         ended += len(update.ends)
+        if engine.core.counters.steps >= _WARM_UP:
+            warm.set()
         if ended == running:
             done.set()
 
     task = asyncio.create_task(engine.run(deliver))
     for spec in _specs(running):
         engine.send(Add(spec=spec))
-    while engine.core.counters.steps < _WARM_UP:
-        await asyncio.sleep(0.01)
+    await warm.wait()
     begin_steps, begin = engine.core.counters.steps, time.process_time_ns()
     await done.wait()
     spent_us = (time.process_time_ns() - begin) / 1e3
@@ -105,9 +106,7 @@ async def engine_us(running: int, address: str) -> float:
 
 def wire_us(running: int) -> float:
     """Encoding a steady decode plan, median."""
-    plan = StepPlan(
-        step_id=1, rows=tuple(range(running)), num_tokens=(1,) * running, max_samples=(1,) * running
-    )
+    plan = StepPlan(step_id=1, rows=tuple(range(running)), num_tokens=(1,) * running, max_samples=(1,) * running)
     times = []
     for _ in range(200):
         begin = time.perf_counter_ns()
