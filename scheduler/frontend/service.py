@@ -8,8 +8,9 @@ from __future__ import annotations
 import time
 import uuid
 from collections.abc import Iterator
+from contextlib import AsyncExitStack
 from dataclasses import fields
-from typing import Any, Final, NoReturn
+from typing import Any, Final, NoReturn, TypeAlias
 
 import grpc
 import structlog
@@ -18,6 +19,7 @@ from google.protobuf.message import Message
 from google.protobuf.unknown_fields import UnknownFieldSet
 from google.rpc import error_details_pb2, status_pb2
 from grpc_status import rpc_status
+from structlog.typing import FilteringBoundLogger
 
 from octavo.serving.v1 import generation_pb2, generation_pb2_grpc
 from scheduler.core.result import EndReason
@@ -38,6 +40,9 @@ _FINISH_REASONS: Final = {
 }
 
 
+_Context: TypeAlias = grpc.aio.ServicerContext[Any, Any]
+
+
 class GenerationServicer(generation_pb2_grpc.GenerationServiceServicer):
     """Serves what the front end generates."""
 
@@ -45,7 +50,7 @@ class GenerationServicer(generation_pb2_grpc.GenerationServiceServicer):
         self._frontend = frontend
 
     async def Generate(  # noqa: N802 - the name is the proto's
-        self, request: generation_pb2.GenerateRequest, context: grpc.aio.ServicerContext[Any, Any]
+        self, request: generation_pb2.GenerateRequest, context: _Context
     ) -> None:
         # Writes rather than yields: a cancelled call must end this coroutine, not leave a generator to the collector.
         request_id = request.request_id or uuid.uuid4().hex
@@ -53,9 +58,7 @@ class GenerationServicer(generation_pb2_grpc.GenerationServiceServicer):
         try:
             await self._generate(to_input(request, request_id), context, log)
         except RequestError as error:
-            status = status_of(error)
-            log.info("request refused or failed", code=status.code.name, reason=status.reason, error=str(error))
-            rpc = to_rpc_status(error, status)
+            rpc = to_rpc_status(error, status_of(error))
         except Exception:
             log.exception("request failed on a defect of the server")
             rpc = to_rpc_status(RequestError("internal error; the server's log has its trace"), INTERNAL)
@@ -63,38 +66,40 @@ class GenerationServicer(generation_pb2_grpc.GenerationServiceServicer):
             return
         await _abort(context, rpc)
 
-    async def _generate(
-        self,
-        request: GenerateInput,
-        context: grpc.aio.ServicerContext[Any, Any],
-        log: structlog.typing.FilteringBoundLogger,
-    ) -> None:
+    async def _generate(self, request: GenerateInput, context: _Context, log: FilteringBoundLogger) -> None:
         begin_ns = time.monotonic_ns()
-        async with self._frontend.open(request, deadline_ns=_deadline_ns(context, begin_ns)) as stream:
+        opening = self._frontend.open(request, deadline_ns=_deadline_ns(context, begin_ns))
+        async with AsyncExitStack() as stack:
+            try:
+                stream = await stack.enter_async_context(opening)
+            except RequestError as error:
+                log.info("request refused", reason=status_of(error).reason, error=_cut(str(error), _MAX_MESSAGE_BYTES))
+                raise
+            spec = stream.spec
             log.info(
                 "request accepted",
-                sequence_id=stream.spec.sequence_id,
-                prompt_tokens=len(stream.spec.prompt),
-                max_tokens=stream.spec.max_tokens,
-                tenant=stream.spec.tenant,
-                priority=stream.spec.priority,
-                seed=stream.spec.seed,
+                sequence_id=spec.sequence_id,
+                prompt_tokens=len(spec.prompt),
+                max_tokens=spec.max_tokens,
+                seed=spec.seed,
+                tenant=spec.tenant,
+                priority=spec.priority,
             )
-            reason = "cancelled"
+            reason = "CANCELLED"
             try:
                 async for delta in stream:
                     await context.write(to_response(stream, delta))
                     if delta.end is not None:
-                        reason = delta.end.reason.value
+                        reason = delta.end.reason.name
             except RequestError as error:
-                reason = status_of(error).reason.lower()
+                reason = status_of(error).reason
                 raise
             finally:
                 seconds = (time.monotonic_ns() - begin_ns) / 1e9
                 log.info("request ended", reason=reason, tokens=stream.num_tokens, seconds=round(seconds, 6))
 
     async def GetModelInfo(  # noqa: N802 - the name is the proto's
-        self, request: generation_pb2.GetModelInfoRequest, context: grpc.aio.ServicerContext[Any, Any]
+        self, request: generation_pb2.GetModelInfoRequest, context: _Context
     ) -> generation_pb2.GetModelInfoResponse:
         model, tokenizer = self._frontend.model, self._frontend.tokenizer
         return generation_pb2.GetModelInfoResponse(
@@ -215,12 +220,12 @@ def _usage(usage: Usage) -> generation_pb2.Usage:
     return generation_pb2.Usage(**{field.name: getattr(usage, field.name) for field in fields(usage)})
 
 
-def _deadline_ns(context: grpc.aio.ServicerContext[Any, Any], now_ns: int) -> int | None:
+def _deadline_ns(context: _Context, now_ns: int) -> int | None:
     remaining = context.time_remaining()
     return None if remaining is None else now_ns + int(remaining * 1e9)
 
 
-async def _abort(context: grpc.aio.ServicerContext[Any, Any], rpc: status_pb2.Status) -> NoReturn:
+async def _abort(context: _Context, rpc: status_pb2.Status) -> NoReturn:
     status = rpc_status.to_status(rpc)
     await context.abort(status.code, status.details, status.trailing_metadata)
     raise AssertionError("abort does not return")

@@ -147,8 +147,8 @@ def _check_prompt(prompt: EncodedPrompt, max_tokens: int | None, model: ModelInf
     elif max_tokens is not None and length + max_tokens > model.max_model_len:
         yield _violation(
             "max_tokens",
-            f"is {max_tokens}, with a prompt of {length} tokens {length + max_tokens} in all, must be at most "
-            f"{model.max_model_len} (max_model_len) in all",
+            f"is {max_tokens}, with a prompt of {length} tokens that makes {length + max_tokens}, must be at most "
+            f"{model.max_model_len} (max_model_len)",
         )
     foreign = next((index for index, token_id in enumerate(prompt.token_ids) if token_id >= model.logits_width), None)
     if foreign is not None:

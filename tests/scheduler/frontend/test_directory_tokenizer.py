@@ -61,7 +61,7 @@ def test_equals_transformers(directory: Path) -> None:
         assert list(ours.encode(text)) == theirs.encode(text)
         assert ours.encode(text)[0] == BOS
     messages = [{"role": "user", "content": "Hello"}]
-    text = theirs.apply_chat_template(messages, add_generation_prompt=True, tokenize=False)
+    text = str(theirs.apply_chat_template(messages, add_generation_prompt=True, tokenize=False))
     assert ours.apply_chat_template(messages, add_generation_prompt=True) == text
     assert list(ours.encode_chat(messages, add_generation_prompt=True)) == theirs.encode(text, add_special_tokens=False)
 

@@ -1,0 +1,305 @@
+"""Streams of the front end, with an engine that is driven by hand."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Coroutine
+from typing import Any
+
+import pytest
+
+from scheduler.core.result import End, EndReason
+from scheduler.frontend.errors import (
+    DrainingError,
+    DuplicateRequestError,
+    InvalidRequestError,
+    RejectedError,
+    SequenceEndedError,
+    UnknownModelError,
+)
+from scheduler.frontend.frontend import Frontend
+from scheduler.frontend.model_info import ModelInfo
+from scheduler.frontend.request import GenerateInput, Prompt, SamplingInput, TextPrompt, TokenPrompt
+from scheduler.frontend.stream import Delta, Stream, TokenLogprob, Usage
+from scheduler.frontend.tokenizer import Tokenizer
+from scheduler.messages import Rejected, Started, StepUpdate
+from tests.oracle.tokenizer import EOS, byte_ids
+from tests.scheduler.frontend.engine_script import EngineScript
+
+FOX = byte_ids("a🦊b")
+
+
+@pytest.fixture
+def engine() -> EngineScript:
+    return EngineScript()
+
+
+@pytest.fixture
+def frontend(engine: EngineScript, byte_tokenizer: Tokenizer, model: ModelInfo) -> Frontend:
+    made = Frontend(tokenizer=byte_tokenizer, model=model, send=engine.send, clock_ns=lambda: engine.now_ns)
+    engine.deliver = made.deliver
+    return made
+
+
+def request(request_id: str = "r", prompt: Prompt | None = None, **fields: Any) -> GenerateInput:
+    return GenerateInput(request_id=request_id, prompt=prompt or TokenPrompt(ids=(1, 2, 3)), **fields)
+
+
+def run(test: Coroutine[Any, Any, None]) -> None:
+    asyncio.run(asyncio.wait_for(test, 60))
+
+
+async def turns(count: int = 5) -> None:
+    """Lets every task that can run do so."""
+    for _ in range(count):
+        await asyncio.sleep(0)
+
+
+async def collect(stream: Stream) -> list[Delta]:
+    return [delta async for delta in stream]
+
+
+def test_deltas_tokens_and_usage(engine: EngineScript, frontend: Frontend) -> None:
+    async def test() -> None:
+        engine.now_ns = 1_000_000_000
+        async with frontend.open(request(prompt=TextPrompt(text="héy"))) as stream:
+            (spec,) = engine.added
+            assert spec.prompt == tuple(byte_ids("héy"))
+            engine.now_ns = 1_500_000_000
+            engine.start(spec.sequence_id, cached_tokens=2)
+            engine.now_ns = 1_750_000_000
+            engine.tokens(spec.sequence_id, FOX[:3])
+            first = await anext(stream)
+            assert first == Delta(text="a", token_ids=tuple(FOX[:3]))
+            engine.tokens(spec.sequence_id, FOX[3:])
+            assert (await anext(stream)).text == "🦊b"
+            engine.now_ns = 3_750_000_000
+            engine.end(spec.sequence_id, EndReason.STOP, last=EOS, stop_token_id=EOS, count=len(FOX) + 1)
+            last = await anext(stream)
+            assert (last.text, last.token_ids) == ("", (EOS,))
+            assert last.end is not None
+            assert last.end.reason is EndReason.STOP
+            assert last.usage == Usage(
+                prompt_tokens=4,
+                cached_tokens=2,
+                completion_tokens=len(FOX) + 1,
+                queue_seconds=0.5,
+                prefill_seconds=0.25,
+                decode_seconds=2.0,
+            )
+            with pytest.raises(StopAsyncIteration):
+                await anext(stream)
+        assert engine.cancelled == []
+
+    run(test())
+
+
+def test_a_reader_is_woken_once_per_step_and_a_slow_one_gets_one_bigger_delta(
+    engine: EngineScript, frontend: Frontend
+) -> None:
+    async def test() -> None:
+        async with frontend.open(request()) as stream:
+            sequence_id = engine.added[0].sequence_id
+            read = asyncio.create_task(collect(stream))
+            await turns()
+            engine.start(sequence_id)
+            for token_id in b"abc":
+                engine.tokens(sequence_id, [token_id])
+                await turns()  # the reader keeps up
+            engine.tokens(sequence_id, b"defgh")  # it does not
+            engine.end(sequence_id, EndReason.LENGTH, last=ord("i"), count=9)
+            deltas = await read
+            assert [delta.text for delta in deltas] == ["a", "b", "c", "defghi"]
+            assert [delta.end is not None for delta in deltas] == [False, False, False, True]
+
+    run(test())
+
+
+def test_a_stop_token_has_no_text_even_if_it_is_a_letter(engine: EngineScript, frontend: Frontend) -> None:
+    async def test() -> None:
+        sampling = SamplingInput(stop_token_ids=(ord("x"),))
+        async with frontend.open(request(sampling=sampling)) as stream:
+            sequence_id = engine.added[0].sequence_id
+            engine.tokens(sequence_id, b"ab")
+            engine.end(sequence_id, EndReason.STOP, last=ord("x"), stop_token_id=ord("x"), count=3)
+            (delta,) = await collect(stream)
+            assert (delta.text, delta.token_ids) == ("ab", tuple(b"abx"))
+
+    run(test())
+
+
+def test_length_in_mid_character_flushes_one_mark(engine: EngineScript, frontend: Frontend) -> None:
+    async def test() -> None:
+        async with frontend.open(request()) as stream:
+            engine.end(engine.added[0].sequence_id, EndReason.LENGTH, last=FOX[1], count=1)
+            assert [delta.text for delta in await collect(stream)] == ["\ufffd"]
+
+    run(test())
+
+
+def test_each_stream_gets_its_own_part_of_an_update(engine: EngineScript, frontend: Frontend) -> None:
+    async def test() -> None:
+        wanted = SamplingInput(logprobs=1)
+        async with frontend.open(request("a", sampling=wanted)) as a, frontend.open(request("b")) as b:
+            one, two = (spec.sequence_id for spec in engine.added)
+            engine.deliver(
+                StepUpdate(
+                    now_ns=1,
+                    started=(Started(sequence_id=two, cached_tokens=0), Started(sequence_id=one, cached_tokens=0)),
+                    sequence_ids=(two, 999, one),
+                    token_ids=(ord("b"), ord("?"), ord("a")),
+                    logprobs=(float("nan"), -1.0, -0.5),
+                    top_tokens=((), (5,), (97, 98)),
+                    top_logprobs=((), (-1.0,), (-0.5, -2.0)),
+                    ends=tuple(
+                        End(sequence_id=sequence_id, reason=EndReason.LENGTH, num_output_tokens=1)
+                        for sequence_id in (one, two, 999)
+                    ),
+                )
+            )
+            (of_a,), (of_b,) = await collect(a), await collect(b)
+            assert (of_a.text, of_b.text) == ("a", "b")
+            assert of_a.logprobs == (TokenLogprob(token_id=97, logprob=-0.5, top=((97, -0.5),)),)
+            assert of_b.logprobs == ()
+
+    run(test())
+
+
+@pytest.mark.parametrize("reason", [EndReason.DEADLINE, EndReason.WORKER_LOST, EndReason.NON_FINITE])
+def test_a_bad_end_is_raised_after_the_tokens_before_it(
+    reason: EndReason, engine: EngineScript, frontend: Frontend
+) -> None:
+    async def test() -> None:
+        async with frontend.open(request()) as stream:
+            engine.tokens(engine.added[0].sequence_id, b"ab")
+            engine.end(engine.added[0].sequence_id, reason, count=2)
+            assert (await anext(stream)).text == "ab"
+            with pytest.raises(SequenceEndedError) as error:
+                await anext(stream)
+            assert error.value.reason is reason
+        assert engine.cancelled == []
+        assert frontend.num_live == 0
+
+    run(test())
+
+
+def test_a_refusal_of_the_core_is_raised(engine: EngineScript, frontend: Frontend) -> None:
+    async def test() -> None:
+        async with frontend.open(request()) as stream:
+            sequence_id = engine.added[0].sequence_id
+            text = "needs 13 blocks, pool 12"
+            refusal = Rejected(
+                sequence_id=sequence_id, kind="NeverFitsError", message=text, field="max_tokens", value="13", limit="12"
+            )
+            engine.update(rejected=(refusal,))
+            with pytest.raises(RejectedError, match=text):
+                await anext(stream)
+        assert engine.cancelled == []
+
+    run(test())
+
+
+def test_leaving_early_and_being_cancelled_cancel_the_sequence(engine: EngineScript, frontend: Frontend) -> None:
+    async def test() -> None:
+        async with frontend.open(request()) as stream:
+            engine.tokens(engine.added[0].sequence_id, b"a")
+            await anext(stream)
+        assert engine.cancelled == [engine.added[0].sequence_id]
+
+        async def read() -> None:
+            async with frontend.open(request()) as stream:
+                await collect(stream)
+
+        task = asyncio.create_task(read())
+        await turns()
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        assert engine.cancelled == [spec.sequence_id for spec in engine.added]
+        assert frontend.num_live == 0
+        engine.tokens(engine.added[1].sequence_id, b"late")  # what was on its way is ignored
+
+    run(test())
+
+
+def test_request_ids_are_unique_while_live_and_reusable_from_the_end_on(
+    engine: EngineScript, frontend: Frontend
+) -> None:
+    async def test() -> None:
+        async with frontend.open(request("same")) as first:
+            with pytest.raises(DuplicateRequestError, match="'same' is in use"):
+                async with frontend.open(request("same")):
+                    pass
+            engine.end(engine.added[0].sequence_id, EndReason.LENGTH, last=1, count=1)
+            async with frontend.open(request("same")):  # though the first has not been read to its end
+                assert engine.added[1].sequence_id != engine.added[0].sequence_id
+            assert len(await collect(first)) == 1
+        with pytest.raises(InvalidRequestError):
+            async with frontend.open(request("same", prompt=TokenPrompt(ids=()))):
+                pass
+        assert frontend.num_live == 0
+
+    run(test())
+
+
+def test_two_at_once_cannot_both_get_an_id_while_a_long_prompt_is_tokenised(
+    engine: EngineScript, frontend: Frontend
+) -> None:
+    async def test() -> None:
+        long = TextPrompt(text="x" * 100_000)
+
+        async def attempt() -> None:
+            async with frontend.open(request("same", prompt=long)):
+                pass
+
+        errors = await asyncio.gather(attempt(), attempt(), return_exceptions=True)
+        assert sorted(type(error).__name__ for error in errors) == ["DuplicateRequestError", "InvalidRequestError"]
+        assert engine.added == []
+
+    run(test())
+
+
+def test_the_spec_holds_what_was_asked_for(engine: EngineScript, frontend: Frontend) -> None:
+    async def test() -> None:
+        given = request(sampling=SamplingInput(seed=7, max_tokens=5), tenant="t", priority=-3, cache_salt="s")
+        async with frontend.open(given, deadline_ns=123), frontend.open(request("b")), frontend.open(request("c")):
+            spec, second, third = engine.added
+            assert (spec.seed, spec.max_tokens, spec.tenant, spec.priority, spec.cache_salt, spec.deadline_ns) == (
+                7,
+                5,
+                "t",
+                -3,
+                "s",
+                123,
+            )
+            assert second.seed != third.seed  # picked by the server
+            assert 0 <= second.seed < 2**64
+            assert second.deadline_ns is None
+
+    run(test())
+
+
+def test_another_model_is_refused(frontend: Frontend) -> None:
+    async def test() -> None:
+        with pytest.raises(UnknownModelError, match="'other' is not served here, 'bytes' is"):
+            async with frontend.open(request(model="other")):
+                pass
+        async with frontend.open(request(model="bytes")):
+            pass
+
+    run(test())
+
+
+def test_draining_refuses_new_requests_and_serves_the_live_ones(engine: EngineScript, frontend: Frontend) -> None:
+    async def test() -> None:
+        async with frontend.open(request("old")) as stream:
+            frontend.drain()
+            with pytest.raises(DrainingError):
+                async with frontend.open(request("new")):
+                    pass
+            assert frontend.num_live == 1
+            engine.end(engine.added[0].sequence_id, EndReason.LENGTH, last=ord("a"), count=1)
+            assert [delta.text for delta in await collect(stream)] == ["a"]
+            assert frontend.num_live == 0
+
+    run(test())

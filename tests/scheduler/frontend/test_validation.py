@@ -1,0 +1,245 @@
+"""The rules of a request, one line each: what is refused, with field, value and limit, and what open fields become."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from scheduler.core.sequence import Sampling
+from scheduler.frontend.errors import InvalidRequestError
+from scheduler.frontend.model_info import ModelInfo
+from scheduler.frontend.prompts import EncodedPrompt, encode_prompt
+from scheduler.frontend.request import ChatPrompt, GenerateInput, Prompt, SamplingInput, TextPrompt, TokenPrompt
+from scheduler.frontend.sampling_defaults import SamplingDefaults
+from scheduler.frontend.tokenizer import Tokenizer, load_tokenizer
+from scheduler.frontend.validation import ValidatedRequest, validate
+
+EOS = (257, 258)
+
+
+def check(
+    model: ModelInfo,
+    *,
+    prompt: tuple[int, ...] = (1, 2, 3),
+    encoded: EncodedPrompt | None = None,
+    defaults: SamplingDefaults | None = None,
+    fields: dict[str, Any] | None = None,
+    **sampling: Any,
+) -> ValidatedRequest:
+    return validate(
+        GenerateInput(request_id="r", sampling=SamplingInput(**sampling))
+        if fields is None
+        else GenerateInput(**fields),
+        encoded or EncodedPrompt(field="token_ids.ids", token_ids=prompt),
+        model=model,
+        eos_token_ids=EOS,
+        defaults=defaults or SamplingDefaults(),
+    )
+
+
+def violations(model: ModelInfo, **given: Any) -> dict[str, str]:
+    with pytest.raises(InvalidRequestError) as error:
+        check(model, **given)
+    for violation in error.value.violations:
+        assert f"{violation.field}: {violation.description}" in str(error.value)
+    return {violation.field: violation.description for violation in error.value.violations}
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "limit"),
+    [
+        ("temperature", -0.1, "in [0, 2]"),
+        ("temperature", 2.1, "in [0, 2]"),
+        ("temperature", math.nan, "in [0, 2]"),
+        ("temperature", math.inf, "in [0, 2]"),
+        ("top_k", -2, "at least 1, or 0 or -1 for off"),
+        ("top_p", 0.0, "in (0, 1]"),
+        ("top_p", 1.1, "in (0, 1]"),
+        ("top_p", math.nan, "in (0, 1]"),
+        ("min_p", -0.1, "in [0, 1]"),
+        ("min_p", 1.1, "in [0, 1]"),
+        ("min_p", -math.inf, "in [0, 1]"),
+        ("max_tokens", 0, "at least 1"),
+        ("logprobs", 21, "in [0, 20]"),
+        ("n", 0, "in [1, 64]"),
+        ("n", 65, "in [1, 64]"),
+    ],
+)
+def test_out_of_range(field: str, value: float, limit: str, model: ModelInfo) -> None:
+    assert violations(model, **{field: value}) == {f"sampling_params.{field}": f"is {value}, must be {limit}"}
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("min_tokens", 1),
+        ("stop", ("x",)),
+        ("include_stop_in_output", True),
+        ("presence_penalty", 0.5),
+        ("presence_penalty", math.nan),
+        ("frequency_penalty", -1.0),
+        ("repetition_penalty", 1.1),
+        ("logit_bias", ((1, 2.0),)),
+        ("allowed_token_ids", (1,)),
+        ("bad_words", ("x",)),
+        ("prompt_logprobs", 0),
+        ("spaces_between_special_tokens", False),
+        ("echo", True),
+    ],
+)
+def test_not_supported_yet(field: str, value: Any, model: ModelInfo) -> None:
+    expected = {f"sampling_params.{field}": f"is {value}, is not supported yet: leave it out"}
+    assert violations(model, **{field: value}) == expected
+
+
+def test_more_than_one_continuation_is_not_supported_yet(model: ModelInfo) -> None:
+    assert violations(model, n=2) == {"sampling_params.n": "is 2, only 1 is supported yet"}
+
+
+@pytest.mark.parametrize(
+    "sampling",
+    [
+        {"temperature": 0.0},
+        {"temperature": 2.0},
+        {"top_k": -1},
+        {"top_p": 1.0},
+        {"min_p": 1.0},
+        {"max_tokens": 61},
+        {"logprobs": 20},
+        {"n": 1},
+        {"min_tokens": 0, "presence_penalty": 0.0, "frequency_penalty": 0.0, "repetition_penalty": 1.0, "echo": False},
+        {"include_stop_in_output": False, "spaces_between_special_tokens": True},
+        {"stop_token_ids": (319,)},
+    ],
+)
+def test_the_limits_themselves_and_neutral_values_pass(sampling: dict[str, Any], model: ModelInfo) -> None:
+    assert check(model, **sampling).prompt == (1, 2, 3)
+
+
+@pytest.mark.parametrize("field", ["request_id", "tenant", "cache_salt"])
+def test_names_have_a_length(field: str, model: ModelInfo) -> None:
+    fields = {"request_id": "r"}
+    assert check(model, fields=fields | {field: "é" * 128})
+    assert violations(model, fields=fields | {field: "é" * 129}) == {field: "has 258 bytes, must have at most 256"}
+
+
+def test_unknown_fields_are_refused(model: ModelInfo) -> None:
+    found = violations(model, fields={"request_id": "r", "unknown_fields": ("sampling_params.#99",)})
+    assert found == {"sampling_params.#99": "is not known to this version of the server"}
+
+
+def test_a_prompt_must_leave_room_for_a_token(model: ModelInfo) -> None:
+    assert check(model, prompt=(1,) * 63).max_tokens == 1
+    found = violations(model, prompt=(1,) * 64)
+    assert found == {"prompt": "has 64 tokens, must have at most 63 (max_model_len 64, less one to generate)"}
+
+
+def test_prompt_and_max_tokens_over_the_limit_names_all_three_numbers(model: ModelInfo) -> None:
+    assert check(model, prompt=(1,) * 40, max_tokens=24).max_tokens == 24
+    expected = "is 25, with a prompt of 40 tokens that makes 65, must be at most 64 (max_model_len)"
+    assert violations(model, prompt=(1,) * 40, max_tokens=25) == {"sampling_params.max_tokens": expected}
+
+
+def test_foreign_ids_are_named_with_their_place(model: ModelInfo) -> None:
+    expected = "has 320 at index 1, must be below 320 (the width of the logits)"
+    assert violations(model, prompt=(319, 320, 321)) == {"token_ids.ids": expected}
+    assert violations(model, stop_token_ids=(0, 320)) == {"sampling_params.stop_token_ids": expected}
+
+
+def test_an_empty_prompt_is_refused(model: ModelInfo) -> None:
+    assert violations(model, prompt=()) == {"token_ids.ids": "is empty, must give at least one token"}
+
+
+@pytest.mark.parametrize(
+    ("prompt", "field", "description"),
+    [
+        (None, "prompt", "is missing, give one of text, chat and token_ids"),
+        (TextPrompt(text=""), "text", "is empty, must give at least one token"),
+        (TokenPrompt(ids=()), "token_ids.ids", "is empty, must give at least one token"),
+        (ChatPrompt(messages=()), "chat.messages", "is empty, must have at least one message"),
+        (ChatPrompt(messages=(("user", "a"), ("", "b"))), "chat.messages[1].role", "is empty"),
+    ],
+)
+def test_prompts_of_each_kind(
+    prompt: Prompt | None, field: str, description: str, model: ModelInfo, byte_tokenizer: Tokenizer
+) -> None:
+    assert violations(model, encoded=encode_prompt(prompt, byte_tokenizer)) == {field: description}
+
+
+def test_a_template_that_refuses_is_the_callers_violation(
+    model: ModelInfo, tmp_path_factory: Any, byte_model: Any
+) -> None:
+    directory = tmp_path_factory.mktemp("refuses")
+    (directory / "tokenizer.json").write_bytes((byte_model / "tokenizer.json").read_bytes())
+    (directory / "chat_template.jinja").write_text("{{ raise_exception('roles must alternate') }}")
+    prompt = ChatPrompt(messages=(("user", "a"), ("user", "b")))
+    encoded = encode_prompt(prompt, load_tokenizer(str(directory)))
+    expected = "the model's chat template refuses them: roles must alternate"
+    assert violations(model, encoded=encoded) == {"chat.messages": expected}
+
+
+def test_a_model_without_tokenizer_or_template_says_so(model: ModelInfo, tmp_path: Any) -> None:
+    bare = load_tokenizer(str(tmp_path))
+    text, chat = TextPrompt(text="a"), ChatPrompt(messages=(("user", "a"),))
+    assert violations(model, encoded=encode_prompt(text, bare)) == {
+        "text": "the model has no tokenizer, give token_ids"
+    }
+    assert violations(model, encoded=encode_prompt(chat, bare)) == {
+        "chat": "the model has no chat template, give text or token_ids"
+    }
+    assert encode_prompt(TokenPrompt(ids=(1,)), bare).token_ids == (1,)
+
+
+def test_all_violations_are_reported_together(model: ModelInfo) -> None:
+    sampling = SamplingInput(temperature=3.0, top_p=0.0, stop=("x",), n=2)
+    fields = {"request_id": "r", "tenant": "t" * 257, "sampling": sampling, "unknown_fields": ("#99",)}
+    assert list(violations(model, fields=fields, prompt=(1, 999) + (1,) * 62)) == [
+        "#99",
+        "tenant",
+        "sampling_params.temperature",
+        "sampling_params.top_p",
+        "sampling_params.n",
+        "sampling_params.stop",
+        "prompt",
+        "token_ids.ids",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("max_model_len", "num_blocks", "expected"),
+    [
+        (64, 8, 61),  # the context limit
+        (64, 2, 30),  # the pool's 32 places and a last token that needs none
+        (64, 0, 1),  # does not fit at all: the core refuses it, with numbers
+    ],
+)
+def test_unset_max_tokens_goes_to_the_limit(
+    max_model_len: int, num_blocks: int, expected: int, model: ModelInfo
+) -> None:
+    limited = replace(model, max_model_len=max_model_len, num_blocks=num_blocks)
+    assert check(limited).max_tokens == expected
+
+
+def test_open_fields_take_the_models_defaults(model: ModelInfo) -> None:
+    defaults = SamplingDefaults(temperature=0.6, top_k=20, top_p=0.9, min_p=0.1)
+    assert check(model, defaults=defaults).sampling == Sampling(temperature=0.6, top_k=20, top_p=0.9, min_p=0.1)
+    given = check(model, defaults=defaults, temperature=1.0, top_k=0, top_p=1.0, min_p=0.0, logprobs=0)
+    assert given.sampling == Sampling(temperature=1.0, num_logprobs=0)
+
+
+@pytest.mark.parametrize("top_k", [-1, 0, 320, 2**31 - 1])
+def test_top_k_of_the_whole_vocabulary_is_off(top_k: int, model: ModelInfo) -> None:
+    assert check(model, top_k=top_k).sampling.top_k == 0
+
+
+def test_eos_ends_unless_it_is_ignored(model: ModelInfo) -> None:
+    assert check(model, stop_token_ids=(7,)).stop_token_ids == {7, *EOS}
+    assert check(model, stop_token_ids=(7,), ignore_eos=True).stop_token_ids == {7}
+
+
+def test_special_tokens_are_left_out_of_the_text_unless_wanted(model: ModelInfo) -> None:
+    assert check(model).skip_special_tokens
+    assert not check(model, skip_special_tokens=False).skip_special_tokens
