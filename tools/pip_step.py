@@ -21,6 +21,8 @@ _NO_NETWORK = re.compile(
 )
 _ERROR = re.compile(r"^\s*(?:ERROR|error|\S*Error): *(.+)$", re.MULTILINE)
 
+_PIPS_OWN_NAME = re.compile(r"[a-z]+(-[a-z]+)+")  # for example "metadata-generation-failed", above which lies the cause
+
 
 def run_pip(python: Path | str, arguments: Sequence[str], *, log: Path, env: Mapping[str, str] | None = None) -> None:
     """Run `python -m pip ARGUMENTS`, all output to `log`. Raises StepError if it fails."""
@@ -44,7 +46,7 @@ def explain(output: str, log: Path) -> str:
     """One line for a failed run of pip: the cause, what to do, and where to read more."""
     if _NO_DISK.search(output):
         return f"the disk is full: free some space on this disk and on the one of $TMPDIR, then try again (log: {log})"
-    errors = _ERROR.findall(output)
+    errors = [cause for cause in _ERROR.findall(output) if not _PIPS_OWN_NAME.fullmatch(cause)]
     if _NO_NETWORK.search(output):
         what = "no network: pip cannot reach the package index"
         return f"{what}; connect, or set PIP_INDEX_URL to a mirror, then try again (log: {log})"

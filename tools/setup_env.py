@@ -6,7 +6,6 @@ Checks first what would otherwise fail late or unclearly. A set-up that failed i
 from __future__ import annotations
 
 import argparse
-import os
 import shutil
 import subprocess
 import sys
@@ -46,9 +45,8 @@ def _check_host() -> None:
     if find_spec("venv") is None or find_spec("ensurepip") is None:
         package = f"python{sys.version_info.major}.{sys.version_info.minor}-venv"
         raise StepError(f"{sys.executable} cannot make virtual environments: install {package} (apt-get install ...)")
-    compiler = os.environ.get("CXX", "g++")
-    if shutil.which(compiler) is None:
-        raise StepError(f"no C++ compiler: {compiler} is not on PATH; install g++ (apt-get install g++) or set CXX")
+    if shutil.which("g++") is None:
+        raise StepError("no C++ compiler: g++ is not on PATH; install it (apt-get install g++)")
     free = shutil.disk_usage(".").free
     if free < _NEEDED_BYTES and not _PYTHON.exists():
         raise StepError(
