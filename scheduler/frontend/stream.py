@@ -78,8 +78,10 @@ class Stream:
         return self._num_tokens
 
     def push_started(self, cached_tokens: int, now_ns: int) -> None:
-        self._cached_tokens = cached_tokens
-        self._started_ns = now_ns
+        """Only the first admission counts: later ones follow a preemption or a worker's death."""
+        if self._started_ns is None:
+            self._cached_tokens = cached_tokens
+            self._started_ns = now_ns
 
     def push_token(self, token_id: int, now_ns: int) -> None:
         if self._first_token_ns is None:

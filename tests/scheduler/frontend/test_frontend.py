@@ -73,6 +73,8 @@ def test_deltas_tokens_and_usage(engine: EngineScript, frontend: Frontend) -> No
             assert first == Delta(text="a", token_ids=tuple(FOX[:3]))
             engine.tokens(spec.sequence_id, FOX[3:])
             assert (await anext(stream)).text == "🦊b"
+            engine.now_ns = 3_000_000_000
+            engine.start(spec.sequence_id, cached_tokens=0)  # admitted again after a preemption
             engine.now_ns = 3_750_000_000
             engine.end(spec.sequence_id, EndReason.STOP, last=EOS, stop_token_id=EOS, count=len(FOX) + 1)
             last = await anext(stream)
