@@ -17,10 +17,6 @@ from typing import IO, Self
 
 _LAUNCHER = Path(__file__).with_name("launcher.py")
 
-# OpenMP threads that spin for long after each parallel region steal the cores of the scheduler and of each other; a
-# short spin keeps the latency. libgomp reads it once, before Python could set it. What the user has set wins.
-_ENVIRONMENT = {"GOMP_SPINCOUNT": "1000"}
-
 
 class Child:
     """A running `python -m MODULE ARGUMENT...`."""
@@ -43,7 +39,6 @@ class Child:
             stdout=output,
             stderr=output,
             start_new_session=True,
-            env=_ENVIRONMENT | dict(os.environ),
         )
         return cls(module, process)
 
