@@ -28,15 +28,10 @@ def main() -> int:
 
 
 def _run(config: WorkerConfig) -> int:
-    import kernels
-
-    if not getattr(kernels, "OCTAVO", False):
-        return _fail(
-            f"`import kernels` finds another package, {kernels.__file__}; start the worker in Octavo's own environment",
-            1,
-        )
     import uvloop
 
+    from kernels.cpu.library import NativeLibraryError
+    from worker.backend.select import BackendError
     from worker.loader.errors import ModelError, ModelNotFoundError
     from worker.memory import KVCacheMemoryError
     from worker.process import run_worker
@@ -44,9 +39,9 @@ def _run(config: WorkerConfig) -> int:
 
     try:
         finished = uvloop.run(run_worker(config))
-    except (ConfigError, ModelNotFoundError) as error:
+    except (ConfigError, BackendError, ModelNotFoundError) as error:
         return _fail(error, 2)
-    except (ListenError, ModelError, KVCacheMemoryError, MemoryError) as error:
+    except (ListenError, ModelError, NativeLibraryError, KVCacheMemoryError, MemoryError) as error:
         return _fail(error, 1)
     if not finished:
         # A model is still loading on the executor thread; the interpreter cannot end in good order under it.

@@ -41,7 +41,7 @@ def load_worker(config: WorkerConfig) -> LoadedWorker:
     """Loads what the configuration names. Raises ConfigError, ModelError or KVCacheMemoryError; the message of each is
     one line for the person who started the worker."""
     start = time.monotonic()
-    device = _device(config.device)
+    device = _device(config)
     checkpoint = open_checkpoint(resolve_model(config.model, config.revision))
     max_model_len = _max_model_len(config.max_model_len, checkpoint.config.max_positions)
     dtype = torch.float32 if config.exact else choose_dtype(config.dtype, checkpoint.config)
@@ -84,11 +84,13 @@ def dtype_name(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
 
 
-def _device(name: str) -> torch.device:
-    has_gpu = torch.cuda.is_available()
-    if name == "cuda" and not has_gpu:
-        raise ConfigError("--device is cuda, but PyTorch sees no GPU here")
-    return torch.device("cuda" if has_gpu else "cpu") if name == "auto" else torch.device(name)
+def _device(config: WorkerConfig) -> torch.device:
+    if config.device != "auto":
+        if config.device == "cuda" and not torch.cuda.is_available():
+            raise ConfigError("--device is cuda, but PyTorch sees no GPU here")
+        return torch.device(config.device)
+    needs_cpu = config.exact or config.backend == "cpu"
+    return torch.device("cuda" if torch.cuda.is_available() and not needs_cpu else "cpu")
 
 
 def _max_model_len(asked: int | None, max_positions: int) -> int:

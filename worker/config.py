@@ -50,6 +50,8 @@ class WorkerConfig:
             raise ConfigError("--exact computes in float32; --dtype must be auto or float32, is bfloat16")
         if self.exact and self.device == "cuda":
             raise ConfigError("--exact is for CPUs; --device must be auto or cpu, is cuda")
+        if self.exact and self.backend == "torch":
+            raise ConfigError("--exact needs the native kernels; --backend must be auto or cpu, is torch")
         if self.backend == "cpu" and self.device == "cuda":
             raise ConfigError("--backend cpu needs --device auto or cpu, is cuda")
 

@@ -45,7 +45,7 @@ def parser() -> argparse.ArgumentParser:
     )
     flag("--kv-cache-memory-bytes", "size of the KV cache in bytes, in place of a fraction", type=int, metavar="BYTES")
     flag("--num-gpu-blocks-override", "size of the KV cache in blocks, in place of both", type=int, metavar="BLOCKS")
-    flag("--backend", "kernels; auto is cpu (native) where it can run, else torch", choices=BACKENDS)
+    flag("--backend", "kernels; auto is cpu (native) on a CPU and torch on a GPU", choices=BACKENDS)
     flag("--device", "where tensors live; auto is cuda where there is a GPU, else cpu", choices=DEVICES)
     flag("--exact", "float32 on the CPU, results independent of what else is in a step", action="store_true")
     flag("--threads", "CPU threads of a step; none: as many as the process may use CPUs", type=int, metavar="N")

@@ -1,0 +1,81 @@
+"""Flags from the command line and from a file, and the messages for what cannot be."""
+
+from __future__ import annotations
+
+from dataclasses import fields
+from pathlib import Path
+
+import pytest
+
+from worker.config import ConfigError, WorkerConfig
+from worker.flags import parse, parser
+
+
+def test_the_command_line_wins_over_the_file_and_the_file_over_the_defaults(tmp_path: Path) -> None:
+    file = tmp_path / "octavo.yaml"
+    file.write_text(
+        "model: from-file\nport: 1\nblock-size: 32\n"
+        "scheduler:\n  max-num-seqs: 3\n"
+        "worker:\n  port: 2\n  exact: true\n  gpu-memory-utilization: 1\n"
+    )
+    config = parse(["--config", str(file), "--block-size", "8"])
+    assert config == WorkerConfig(model="from-file", port=2, block_size=8, exact=True, gpu_memory_utilization=1)
+
+
+def test_every_field_has_a_flag_with_its_default_in_the_help() -> None:
+    text = " ".join(parser().format_help().split())
+    for field in fields(WorkerConfig):
+        assert f"--{field.name.replace('_', '-')} " in text
+        if field.name != "model":
+            assert f"(default: {'none' if field.default is None else field.default})" in text
+
+
+FILES = {
+    "model: m\nmax-num-seqs: 3\n": "unknown flag max-num-seqs",
+    "worker:\n  prot: 3\n": "unknown flag prot",
+    "port: eighty\n": "port must be int, is 'eighty'",
+    "port: true\n": "port must be int, is True",
+    "exact: 1\n": "exact must be bool, is 1",
+    "- model\n": "must be a mapping",
+    "worker: 3\n": "worker must be a mapping",
+    "model: [\n": "while parsing",
+}
+
+
+@pytest.mark.parametrize(("content", "message"), FILES.items(), ids=FILES.values())
+def test_a_bad_file_is_refused_by_name(tmp_path: Path, content: str, message: str) -> None:
+    file = tmp_path / "octavo.yaml"
+    file.write_text(content)
+    with pytest.raises(ConfigError, match="--config ") as caught:
+        parse(["--model", "m", "--config", str(file)])
+    assert message in str(caught.value)
+
+
+def test_a_missing_file_is_refused_by_name(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="No such file"):
+        parse(["--config", str(tmp_path / "none.yaml")])
+
+
+BAD = {
+    "--model is required": [],
+    "--port must be in [0, 65535], is 65536": ["--port", "65536"],
+    "--gpu-memory-utilization must be in (0, 1], is 0.0": ["--gpu-memory-utilization", "0"],
+    "--block-size must be at least 1, is 0": ["--block-size", "0"],
+    "--threads must be at least 1, is -1": ["--threads", "-1"],
+    "--dtype must be auto or float32, is bfloat16": ["--exact", "--dtype", "bfloat16"],
+    "--device must be auto or cpu, is cuda": ["--exact", "--device", "cuda"],
+    "--backend must be auto or cpu, is torch": ["--exact", "--backend", "torch"],
+    "--backend cpu needs --device auto or cpu, is cuda": ["--backend", "cpu", "--device", "cuda"],
+}
+
+
+@pytest.mark.parametrize(("message", "arguments"), BAD.items(), ids=BAD)
+def test_a_bad_value_is_refused_by_name(message: str, arguments: list[str]) -> None:
+    with pytest.raises(ConfigError) as caught:
+        parse(["--model", "m", *arguments] if arguments else [])
+    assert message in str(caught.value)
+
+
+def test_a_choice_from_a_file_is_checked_like_one_from_the_command_line() -> None:
+    with pytest.raises(ConfigError, match="--dtype must be one of auto, float32, bfloat16, is 'float16'"):
+        WorkerConfig(model="m", dtype="float16")

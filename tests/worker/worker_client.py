@@ -1,0 +1,127 @@
+"""A worker in this process behind a real server on a loopback port, and streams to it."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import dataclasses
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import grpc
+
+from octavo.worker.v1alpha1 import worker_pb2 as pb
+from octavo.worker.v1alpha1 import worker_pb2_grpc as pb_grpc
+from worker.assembly import load_worker
+from worker.config import WorkerConfig
+from worker.server import WorkerServer
+from worker.step import PROTOCOL_VERSION
+
+CAP_S = 60.0
+"""No wait of a test is longer; all of them end in milliseconds unless something hangs."""
+
+
+class Stream:
+    """An Execute stream, driven message by message."""
+
+    def __init__(self, stub: pb_grpc.WorkerServiceStub) -> None:
+        self._call = stub.Execute()
+
+    async def send(self, message: pb.Open | pb.StepPlan) -> None:
+        kind = "open" if isinstance(message, pb.Open) else "plan"
+        await self._call.write(pb.ExecuteRequest(**{kind: message}))
+
+    async def receive(self) -> pb.ExecuteResponse:
+        """The next message; an ended stream is an AssertionError that says how it ended."""
+        async with asyncio.timeout(CAP_S):
+            response = await self._call.read()
+            if response is grpc.aio.EOF:
+                raise AssertionError(f"the stream ended: {await self._call.code()} {await self._call.details()}")
+            return response
+
+    async def result(self, plan: pb.StepPlan) -> pb.StepResult:
+        """Sends a plan and waits for its result."""
+        await self.send(plan)
+        response = await self.receive()
+        assert response.result.step_id == plan.step_id
+        return response.result
+
+    async def half_close(self) -> None:
+        """No more plans."""
+        await self._call.done_writing()
+
+    async def end(self) -> tuple[grpc.StatusCode, str]:
+        """Waits for the end, dropping results that are still on their way; code and details."""
+        async with asyncio.timeout(CAP_S):
+            with contextlib.suppress(grpc.aio.AioRpcError):
+                while await self._call.read() is not grpc.aio.EOF:
+                    pass
+            return await self._call.code(), await self._call.details()
+
+    def cancel(self) -> None:
+        self._call.cancel()
+
+
+class InProcessWorker:
+    """A serving worker and a channel to it."""
+
+    def __init__(self, server: WorkerServer, channel: grpc.aio.Channel, port: int) -> None:
+        self.server = server
+        self.channel = channel
+        self.address = f"127.0.0.1:{port}"
+        self.stub = pb_grpc.WorkerServiceStub(channel)
+
+    async def capacity(self) -> pb.GetCapacityResponse:
+        return await self.stub.GetCapacity(pb.GetCapacityRequest())
+
+    async def opening(self, **changes: object) -> pb.Open:
+        """An Open that the worker accepts, with fields replaced."""
+        capacity = await self.capacity()
+        fields = {
+            "protocol_version": PROTOCOL_VERSION,
+            "config_digest": capacity.config_digest,
+            "num_device_blocks": capacity.num_device_blocks,
+            "group_epoch": 1,
+            "num_rows": 8,
+            "max_num_batched_tokens": 256,
+            "max_model_len": capacity.max_model_len,
+        }
+        return pb.Open(**{**fields, **changes})
+
+    async def open(self, **changes: object) -> Stream:
+        """A stream that the worker has confirmed."""
+        stream, opening = Stream(self.stub), await self.opening(**changes)
+        await stream.send(opening)
+        assert (await stream.receive()).opened.group_epoch == opening.group_epoch
+        return stream
+
+    async def open_when_free(self, **changes: object) -> Stream:
+        """The same, waiting for the worker to notice that the stream before is gone."""
+        async with asyncio.timeout(CAP_S):
+            while True:
+                stream = Stream(self.stub)
+                await stream.send(await self.opening(**changes))
+                with contextlib.suppress(AssertionError):
+                    await stream.receive()
+                    return stream
+
+
+@contextlib.asynccontextmanager
+async def serving(model: Path, logits_width: int | None = None) -> AsyncIterator[InProcessWorker]:
+    """A worker of 64 blocks of 4 tokens. logits_width: what it claims in place of the truth."""
+    server = WorkerServer()
+    try:
+        port = await server.listen("127.0.0.1", 0)
+        config = WorkerConfig(
+            model=str(model), dtype="float32", backend="torch", num_gpu_blocks_override=64, block_size=4, threads=1
+        )
+        loaded = await server.executor.call(lambda: load_worker(config))
+        if logits_width is not None:
+            loaded = dataclasses.replace(
+                loaded, capacity=dataclasses.replace(loaded.capacity, logits_width=logits_width)
+            )
+        await server.serve(loaded)
+        async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
+            yield InProcessWorker(server, channel, port)
+    finally:
+        assert await server.stop()
