@@ -77,7 +77,8 @@ class BlockManager:
         while sequence.num_indexed < full:
             index = sequence.num_indexed
             tokens = token_bytes(sequence.token_ids[index * size : (index + 1) * size])
-            self.prefix_cache.insert(self._key(sequence, index, tokens), tokens, sequence.blocks[index])
+            key = self._key(sequence, index, tokens)
+            self.prefix_cache.insert(key, tokens, sequence.blocks[index], sequence.block_keys[0])
             sequence.num_indexed += 1
 
     def release(self, sequence: LiveSequence) -> None:
@@ -90,17 +91,16 @@ class BlockManager:
         sequence.blocks = []
         sequence.num_indexed = 0
 
-    def distrust(self, sequence: LiveSequence) -> list[int]:
-        """Takes all blocks that hold tokens of a sequence out of the prefix cache and returns them.
+    def distrust(self, sequence: LiveSequence) -> None:
+        """Takes every block that may hold KV derived from this sequence's out of the prefix cache.
 
-        Found by its table and by its prefix keys: those outlive a preemption that gave the blocks away.
+        KV depends on all tokens before it, and blocks change hands, so that is every block whose chain begins as this
+        sequence does: branches that sharers added, and what sequences that ended left behind, too.
         """
-        by_key = (self.prefix_cache.block_of(key) for key in sequence.block_keys)
-        blocks = list(dict.fromkeys([*sequence.blocks, *(block for block in by_key if block is not None)]))
-        for block in blocks:
-            self.prefix_cache.drop(block)
-            self.pool.uncache(block)
-        return blocks
+        if sequence.block_keys:
+            for block in self.prefix_cache.beginning_with(sequence.block_keys[0]):
+                self.prefix_cache.drop(block)
+                self.pool.uncache(block)
 
     def _match(self, sequence: LiveSequence) -> list[int]:
         """The longest run of cached blocks that begins this sequence, within `max_cached_tokens`."""

@@ -77,6 +77,10 @@ class LiveSequence:
             return 0
         return len(self.token_ids) + self.num_in_flight_tokens - self.num_computed
 
+    def begins_like(self, other: LiveSequence) -> bool:
+        """Whether the first full blocks are equal: without that two sequences have never shared a block."""
+        return bool(self.block_keys) and self.block_keys[:1] == other.block_keys[:1]
+
 
 def blocks_for(num_tokens: int, block_size: int) -> int:
     """Blocks that hold this many tokens."""

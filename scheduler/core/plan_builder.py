@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from scheduler.core.live import LiveSequence
+from scheduler.core.live import LiveSequence, Queue
 from scheduler.core.plan import Admission, StepPlan
 
 
@@ -16,6 +16,11 @@ class PlannedRow:
     start: int
     num_tokens: int
     samples: bool
+
+    @property
+    def is_awaited(self) -> bool:
+        """Whether the result still matters: the sequence lives, and what it computed here is to be trusted."""
+        return self.sequence.queue is not Queue.FINISHED and not self.sequence.num_void_plans
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from array import array
 from hashlib import blake2b
+from typing import NamedTuple
 
 _DIGEST_BYTES = 16
 
@@ -32,12 +33,18 @@ def token_bytes(token_ids: list[int]) -> bytes:
     return array("I", token_ids).tobytes()
 
 
+class _Entry(NamedTuple):
+    key: bytes
+    tokens: bytes
+    first_key: bytes
+
+
 class PrefixCache:
     """Which block holds which prefix. A key names one block at most, a block has one key at most."""
 
     def __init__(self) -> None:
         self._block_of: dict[bytes, int] = {}
-        self._entry_of: dict[int, tuple[bytes, bytes]] = {}
+        self._entry_of: dict[int, _Entry] = {}
 
     def __len__(self) -> int:
         return len(self._block_of)
@@ -48,22 +55,23 @@ class PrefixCache:
     def find(self, key: bytes, tokens: bytes) -> int | None:
         """The block that holds exactly this prefix, or None."""
         block = self._block_of.get(key)
-        if block is None or self._entry_of[block][1] != tokens:
+        if block is None or self._entry_of[block].tokens != tokens:
             return None
         return block
 
-    def block_of(self, key: bytes) -> int | None:
-        """The block with this key, whatever its tokens."""
-        return self._block_of.get(key)
-
-    def insert(self, key: bytes, tokens: bytes, block: int) -> None:
-        """Makes a block findable, unless its prefix is already found elsewhere."""
+    def insert(self, key: bytes, tokens: bytes, block: int, first_key: bytes) -> None:
+        """Makes a block findable, unless its prefix is already found elsewhere. first_key is that of the chain's first
+        block."""
         if key not in self._block_of and block not in self._entry_of:
             self._block_of[key] = block
-            self._entry_of[block] = (key, tokens)
+            self._entry_of[block] = _Entry(key, tokens, first_key)
+
+    def beginning_with(self, first_key: bytes) -> list[int]:
+        """All blocks whose chain has this first block, whichever branch they are on."""
+        return [block for block, entry in self._entry_of.items() if entry.first_key == first_key]
 
     def drop(self, block: int) -> None:
         """Forgets a block; one that is not indexed is ignored."""
         entry = self._entry_of.pop(block, None)
         if entry is not None:
-            del self._block_of[entry[0]]
+            del self._block_of[entry.key]

@@ -31,9 +31,10 @@ from scheduler.core.live import LiveSequence, Queue, blocks_for
 from scheduler.core.plan import IDLE, WAITING, Idle, StepPlan, Waiting
 from scheduler.core.plan_builder import PlanBuilder, PlanInFlight
 from scheduler.core.queues import OrderedQueue
-from scheduler.core.result import End, EndReason, StepOutput, StepResult
+from scheduler.core.result import End, EndReason, RowFlag, StepOutput, StepResult
 from scheduler.core.sequence import SequenceSpec
 from scheduler.core.settle import Settlement, check_result
+from scheduler.core.snapshot import SequenceSnapshot, Snapshot
 
 
 class Scheduler:
@@ -73,6 +74,23 @@ class Scheduler:
     def next_deadline_ns(self) -> int | None:
         """The earliest deadline of a sequence, which may have ended already."""
         return self._deadlines[0][0] if self._deadlines else None
+
+    def snapshot(self) -> Snapshot:
+        """All queues, rows and blocks as they are now. Takes time in proportion to sequences and blocks."""
+        pool = self.blocks.pool
+        return Snapshot(
+            epoch=self.epoch,
+            plans_in_flight=tuple(plan.step_id for plan in self._in_flight),
+            waiting=tuple(SequenceSnapshot.of(sequence) for sequence in self._waiting),
+            running=tuple(SequenceSnapshot.of(sequence) for sequence in self._running),
+            num_live=len(self._live),
+            num_deadlines=len(self._deadlines),
+            free_rows=tuple(sorted(self._free_rows)),
+            num_free_blocks=pool.num_free,
+            num_cached_blocks=pool.num_cached,
+            num_indexed_blocks=len(self.blocks.prefix_cache),
+            block_references=tuple(pool.references(block) for block in range(pool.num_blocks)),
+        )
 
     def add(self, spec: SequenceSpec) -> None:
         """Queues a sequence.
@@ -134,12 +152,15 @@ class Scheduler:
         if result.epoch != self.epoch:
             return StepOutput()
         check_result(result, self._in_flight[0] if self._in_flight else None)
+        rows = self._in_flight.popleft().rows
+        # Before any token is kept: a sharer's token of this very plan, whatever its row, is not to be trusted either.
+        for planned, flag in zip(rows, result.flags, strict=False):  # no flags: all rows are well
+            if flag is not RowFlag.OK and planned.is_awaited:
+                self._requeue_sharers(planned.sequence)
         settlement = Settlement(result, self.counters)
-        for planned in self._in_flight.popleft().rows:
+        for planned in rows:
             reason = settlement.settle(planned)
             sequence = planned.sequence
-            if reason is EndReason.NON_FINITE:
-                self._requeue_sharers(sequence)
             if reason is not None:
                 settlement.ends.append(self._end(sequence, reason))
             elif sequence.queue is Queue.RUNNING:
@@ -267,14 +288,16 @@ class Scheduler:
         self.blocks.release(sequence)
 
     def _requeue_sharers(self, failed: LiveSequence) -> None:
-        """A row's KV is not to be trusted: nobody finds its blocks again, and those who share them compute anew.
+        """A row's KV is not to be trusted: nobody finds its blocks again, and those who may share them compute anew.
 
-        What plans in flight compute for the sharers comes from that KV too, and is dropped.
+        What plans in flight compute for the sharers comes from that KV too, and is dropped; also for those that were
+        preempted since.
         """
-        suspect = frozenset(self.blocks.distrust(failed))
-        for sequence in list(self._running):
-            if sequence is not failed and not suspect.isdisjoint(sequence.blocks):
-                self._preempt(sequence)
+        self.blocks.distrust(failed)
+        for sequence in self._live.values():
+            if sequence is not failed and sequence.begins_like(failed):
+                if sequence.queue is Queue.RUNNING:
+                    self._preempt(sequence)
                 sequence.num_void_plans = sequence.num_in_flight_plans
 
     def _forget_stale_deadlines(self) -> None:
