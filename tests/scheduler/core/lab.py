@@ -1,0 +1,271 @@
+"""A scheduler core and toy workers on one bench, with every verb recorded and every answer checked.
+
+The lab plays the engine: it sends plans to the worker of the moment, holds results back as long as it is told to, and
+compares each token with what the toy model generates undisturbed.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, deque
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from scheduler.core.config import CoreConfig
+from scheduler.core.errors import NeverFitsError, QueueFullError, SchedulerError
+from scheduler.core.live import Queue, blocks_for
+from scheduler.core.plan import Idle, StepPlan, Waiting
+from scheduler.core.result import End, EndReason, StepOutput, StepResult
+from scheduler.core.scheduler import Scheduler
+from scheduler.core.sequence import SequenceSpec
+from scheduler.core.snapshot import Snapshot
+from tests.scheduler.core import toy_model
+from tests.scheduler.core.toy_worker import ToyWorker
+
+Answer = StepPlan | Waiting | Idle | StepOutput | End | tuple[End, ...] | str | None
+Verb = Callable[[Scheduler], Answer]
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """One call of the core, repeatable on another one, and what it answered."""
+
+    verb: Verb
+    answer: Answer
+
+
+def add_verb(spec: SequenceSpec) -> Verb:
+    """`Scheduler.add`, answering with the error's text where there is one."""
+
+    def call(core: Scheduler) -> Answer:
+        try:
+            core.add(spec)
+        except SchedulerError as error:
+            return f"{type(error).__name__}: {error}"
+        return None
+
+    return call
+
+
+class Lab:
+    """One run of the core. `num_steps` counts plans and results."""
+
+    def __init__(self, config: CoreConfig) -> None:
+        self.config = config
+        self.core = Scheduler(config)
+        self.specs: dict[int, SequenceSpec] = {}
+        self.outputs: dict[int, list[int]] = {}
+        self.ends: dict[int, End] = {}
+        self.records: list[Record] = []
+        self.undelivered: deque[StepResult] = deque()
+        self.stale: deque[StepResult] = deque()
+        self.num_steps = 0
+        self.num_faults = 0
+        self._fatal_faults: set[int] = set()
+        self._num_blocks = config.num_blocks
+        self._worker = ToyWorker(config, num_blocks=config.num_blocks, epoch=0)
+
+    # -- verbs -------------------------------------------------------------------------------------------------------
+
+    def add(self, spec: SequenceSpec) -> bool:
+        """Adds a sequence; whether it was accepted, as it must be unless it never fits or the queue is full."""
+        total = len(spec.prompt) + spec.max_tokens - 1
+        full = len(self.core.snapshot().waiting) >= self.config.max_num_waiting
+        answer = self._call(add_verb(spec))
+        if blocks_for(total, self.config.block_size) > self._num_blocks:
+            assert isinstance(answer, str) and answer.startswith(NeverFitsError.__name__)
+            return False
+        if full:
+            assert isinstance(answer, str) and answer.startswith(QueueFullError.__name__)
+            return False
+        assert answer is None
+        self.specs[spec.sequence_id] = spec
+        self.outputs[spec.sequence_id] = []
+        return True
+
+    def finish(self, sequence_id: int, reason: EndReason) -> None:
+        """Ends a sequence from outside."""
+        answer = self._call(lambda core: core.finish(sequence_id, reason))
+        if sequence_id in self.ends or sequence_id not in self.specs:
+            assert answer is None
+        else:
+            assert isinstance(answer, End) and answer.reason is reason
+            self._end(answer)
+
+    def expire(self, now_ns: int) -> None:
+        """Lets the clock reach now_ns; exactly the live sequences with an earlier or equal deadline end."""
+        due = {i for i in self.live if (deadline := self.specs[i].deadline_ns) is not None and deadline <= now_ns}
+        answer = self._call(lambda core: core.expire(now_ns))
+        assert isinstance(answer, tuple)
+        assert {end.sequence_id for end in answer} == due
+        for end in answer:
+            assert end.reason is EndReason.DEADLINE
+            self._end(end)
+
+    def schedule(self, *, faulty_row: int | None = None) -> StepPlan | Waiting | Idle:
+        """Plans a step and executes it at once; its result waits for `deliver`.
+
+        faulty_row: picks a scheduled row, modulo their number, whose KV comes out broken.
+        """
+        before = self.core.snapshot()
+        plan = self._call(lambda core: core.schedule())
+        if isinstance(plan, StepPlan):
+            self.num_steps += 1
+            self._check_admissions(before, plan)
+            fault = None
+            if faulty_row is not None:
+                self.num_faults += 1
+                fault = (self.num_faults, faulty_row % len(plan.rows))
+            self.undelivered.append(self._worker.execute(plan, fault=fault))
+        elif isinstance(plan, Waiting):
+            assert self.undelivered
+        else:
+            assert isinstance(plan, Idle) and not self.undelivered and not self.live
+        return plan
+
+    def deliver(self) -> StepOutput:
+        """Delivers the oldest result."""
+        return self._update(self.undelivered.popleft())
+
+    def deliver_stale(self) -> None:
+        """Delivers a result of a worker that is gone: it changes nothing."""
+        before, counters = self.core.snapshot(), repr(self.core.counters)
+        assert self._update(self.stale.popleft()) == StepOutput()
+        assert (self.core.snapshot(), repr(self.core.counters)) == (before, counters)
+
+    def lose_worker(self, num_blocks: int) -> None:
+        """The worker dies with all its rows; the next one has this many blocks."""
+        self.stale.extend(self.undelivered)
+        self.undelivered.clear()
+        answer = self._call(lambda core: core.requeue_all(num_blocks))
+        assert isinstance(answer, tuple)
+        self._num_blocks = num_blocks
+        for end in answer:
+            spec = self.specs[end.sequence_id]
+            assert blocks_for(len(spec.prompt) + spec.max_tokens - 1, self.config.block_size) > num_blocks
+            assert end.reason is EndReason.CAPACITY
+            self._end(end)
+        self._worker = ToyWorker(self.config, num_blocks=num_blocks, epoch=self.core.epoch)
+
+    def drain(self) -> None:
+        """Runs until nothing is left, within a number of steps that no schedule may exceed.
+
+        Until the first waiting sequence is admitted nobody else is, so at worst every running one must end first, each
+        in as many steps as it has tokens; after that it is itself at the head. Two more steps each are in flight.
+        """
+        sizes = [len(self.specs[i].prompt) + self.specs[i].max_tokens + 2 for i in self.live]
+        bound = (len(sizes) + 1) * (sum(sizes) + 2)
+        for _ in range(bound):
+            while isinstance(self.schedule(), StepPlan):
+                pass
+            if not self.undelivered:
+                break
+            self.deliver()
+        assert not self.live, f"{self.live} still live after {bound} steps"
+
+    # -- checks ------------------------------------------------------------------------------------------------------
+
+    @property
+    def live(self) -> list[int]:
+        """Sequences that must be live, in order of arrival."""
+        return [sequence_id for sequence_id in self.specs if sequence_id not in self.ends]
+
+    def check(self) -> None:
+        """The invariants that hold between any two calls."""
+        core, config = self.core.snapshot(), self.config
+        everyone = core.waiting + core.running
+        assert sorted(sequence.sequence_id for sequence in everyone) == sorted(self.live)
+        assert core.num_live == len(self.live)
+        for queue, members in ((Queue.WAITING, core.waiting), (Queue.RUNNING, core.running)):
+            assert all(sequence.queue is queue for sequence in members)
+            keys = [(sequence.priority, sequence.arrival) for sequence in members]
+            assert keys == sorted(set(keys))
+        assert all(sequence.row is None and not sequence.blocks for sequence in core.waiting)
+        rows = [sequence.row for sequence in core.running if sequence.row is not None]
+        assert sorted([*rows, *core.free_rows]) == list(range(config.max_num_seqs))
+
+        tables = Counter(block for sequence in core.running for block in sequence.blocks)
+        assert tables == Counter(dict(enumerate(core.block_references)))
+        assert all(len(set(sequence.blocks)) == len(sequence.blocks) for sequence in core.running)
+        num_referenced = sum(count > 0 for count in core.block_references)
+        assert core.num_free_blocks + core.num_cached_blocks + num_referenced == self._num_blocks
+        assert core.num_cached_blocks <= core.num_indexed_blocks <= core.num_cached_blocks + num_referenced
+        salts: dict[int, str] = {}
+        for sequence in core.running:
+            for block in sequence.blocks:
+                salt = self.specs[sequence.sequence_id].cache_salt
+                assert salts.setdefault(block, salt) == salt
+        if not config.enable_prefix_caching:
+            assert max(tables.values(), default=0) <= 1 and core.num_indexed_blocks == 0
+        assert len(core.plans_in_flight) == len(self.undelivered) <= config.max_plans_in_flight
+        for sequence in everyone:
+            assert 0 <= sequence.num_in_flight_tokens <= sequence.num_in_flight_plans <= len(self.undelivered)
+        if not core.plans_in_flight:
+            self.check_accounts()
+
+    def check_accounts(self) -> None:
+        """Token accounting with no plan in flight."""
+        counters = self.core.counters
+        booked = counters.kept_tokens + counters.recomputed_tokens + counters.wasted_tokens
+        assert counters.computed_tokens == booked
+        assert counters.generated_tokens == sum(len(output) for output in self.outputs.values())
+        assert counters.finished == len(self.ends)
+
+    def check_empty(self) -> None:
+        """Nothing is left behind once everything has ended."""
+        core = self.core.snapshot()
+        assert not core.waiting and not core.running and core.num_live == 0
+        assert not any(core.block_references)
+        assert core.free_rows == tuple(range(self.config.max_num_seqs))
+
+    def replay(self, *, core: Scheduler | None = None) -> None:
+        """Repeats every call on a fresh core and expects the same answers."""
+        core = core or Scheduler(self.config)
+        for index, record in enumerate(self.records):
+            assert record.verb(core) == record.answer, f"call {index} answers differently"
+        assert core.snapshot() == self.core.snapshot()
+
+    # -- inside ------------------------------------------------------------------------------------------------------
+
+    def _call(self, verb: Verb) -> Answer:
+        answer = verb(self.core)
+        self.records.append(Record(verb, answer))
+        return answer
+
+    def _update(self, result: StepResult) -> StepOutput:
+        self.num_steps += 1
+        output = self._call(lambda core: core.update(result))
+        assert isinstance(output, StepOutput)
+        for sequence_id, token in zip(output.sequence_ids, output.token_ids, strict=True):
+            assert sequence_id not in self.ends, "a token after the end"
+            self.outputs[sequence_id].append(token)
+        assert len(set(output.sequence_ids)) == len(output.sequence_ids)
+        for end in output.ends:
+            self._end(end)
+            if end.reason is EndReason.NON_FINITE:
+                fault = self._worker.blame[result.step_id, end.sequence_id]
+                assert fault not in self._fatal_faults, f"fault {fault} ended a neighbour, too"
+                self._fatal_faults.add(fault)
+        return output
+
+    def _end(self, end: End) -> None:
+        """Preemption equivalence: whatever was done to a sequence, it got what the undisturbed model generates."""
+        assert end.sequence_id not in self.ends
+        self.ends[end.sequence_id] = end
+        output = tuple(self.outputs[end.sequence_id])
+        undisturbed, reason = toy_model.generate(self.specs[end.sequence_id])
+        assert end.num_output_tokens == len(output)
+        if end.reason in (EndReason.STOP, EndReason.LENGTH):
+            assert (output, end.reason) == (undisturbed, reason)
+            assert end.stop_token_id == (output[-1] if reason is EndReason.STOP else None)
+        else:
+            assert output == undisturbed[: len(output)]
+            assert len(output) < len(undisturbed), "ended from outside although it was complete"
+
+    def _check_admissions(self, before: Snapshot, plan: StepPlan) -> None:
+        """Nobody passes the head of the queue, and nobody is admitted in a step that preempts."""
+        admitted = [admission.sequence_id for admission in plan.admissions]
+        assert admitted == [sequence.sequence_id for sequence in before.waiting[: len(admitted)]]
+        assert all(sequence.num_in_flight_plans == 0 for sequence in before.waiting[: len(admitted)])
+        if admitted:
+            running = {sequence.sequence_id for sequence in self.core.snapshot().running}
+            assert running.issuperset(sequence.sequence_id for sequence in before.running)
