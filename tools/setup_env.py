@@ -55,10 +55,10 @@ def _check_host() -> None:
 
 
 def _make_venv() -> None:
-    if _PYTHON.exists():
+    if (_VENV / "bin" / "pip").exists():  # the last thing that venv makes: without it, a run was interrupted
         return
     print(f"Creating {_VENV} with {sys.executable} (Python {sys.version.split()[0]})", flush=True)
-    made = subprocess.run([sys.executable, "-m", "venv", _VENV], capture_output=True, text=True, check=False)
+    made = subprocess.run([sys.executable, "-m", "venv", "--clear", _VENV], capture_output=True, text=True, check=False)
     if made.returncode != 0:
         shutil.rmtree(_VENV, ignore_errors=True)
         lines = (made.stderr + made.stdout).strip().splitlines() or ["no message"]
