@@ -6,7 +6,7 @@ import torch
 
 from worker.kv_cache import KVCache, KVCacheSpec
 
-SPEC = KVCacheSpec(num_layers=3, num_kv_heads=2, head_dim=8, block_size=4, dtype=torch.bfloat16)
+SPEC = KVCacheSpec(num_layers=3, num_kv_heads=2, head_dim=8, block_size=4, dtype=torch.float32)
 
 
 def test_geometry() -> None:

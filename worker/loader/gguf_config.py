@@ -14,7 +14,7 @@ import torch
 from worker.loader.errors import ModelConfigError, UnsupportedModelError
 from worker.models.config import ModelConfig, Rope
 from worker.models.registry import GGUF_ARCHITECTURES, Architecture
-from worker.models.rope import UnsupportedRopeError, divide_frequencies, make_rope
+from worker.models.rope import SUPPORTED_ROPE_TYPES, UnsupportedRopeError, divide_frequencies, make_rope
 
 ROPE_DIVISORS = "rope_freqs.weight"
 
@@ -68,7 +68,7 @@ def read_gguf_config(
     except KeyError as error:
         raise ModelConfigError(f"the GGUF file lacks {error.args[0]}") from error
     except UnsupportedRopeError as error:
-        raise ModelConfigError(str(error)) from error
+        raise UnsupportedModelError(f"rope_type {error.rope_type!r}", SUPPORTED_ROPE_TYPES) from error
     except (ValueError, TypeError) as error:
         raise ModelConfigError(f"the GGUF metadata is broken: {error}") from error
 

@@ -15,7 +15,7 @@ import torch
 from worker.loader.errors import ModelConfigError, UnsupportedModelError
 from worker.models.config import ModelConfig
 from worker.models.registry import ARCHITECTURES, Architecture
-from worker.models.rope import UnsupportedRopeError, make_rope
+from worker.models.rope import SUPPORTED_ROPE_TYPES, UnsupportedRopeError, make_rope
 
 
 def read_hf_config(path: Path) -> ModelConfig:
@@ -27,7 +27,7 @@ def read_hf_config(path: Path) -> ModelConfig:
         architecture = _architecture(raw)
         return _convert(architecture, _transformers_config(architecture, raw))
     except UnsupportedRopeError as error:
-        raise ModelConfigError(f"{path}: {error}") from error
+        raise UnsupportedModelError(f"rope_type {error.rope_type!r}", SUPPORTED_ROPE_TYPES) from error
     except KeyError as error:
         raise ModelConfigError(f"{path}: {error.args[0]} is missing") from error
     except (ValueError, TypeError, AttributeError, StrictDataclassError) as error:
@@ -38,10 +38,8 @@ def _architecture(raw: dict[str, Any]) -> Architecture:
     names = raw.get("architectures") or []
     architecture = next((ARCHITECTURES[name] for name in names if name in ARCHITECTURES), None)
     if architecture is None:
-        what = (
-            ", ".join(names) if names else f"a config.json without architectures (model_type {raw.get('model_type')!r})"
-        )
-        raise UnsupportedModelError(f"architecture {what}", ARCHITECTURES)
+        what = f"architecture {', '.join(names)}" if names else "a config.json that names no architectures"
+        raise UnsupportedModelError(what, ARCHITECTURES)
     quantization = raw.get("quantization_config")
     if quantization:
         method = quantization.get("quant_method", "of unknown method")

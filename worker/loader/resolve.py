@@ -44,13 +44,11 @@ def resolve_model(model: str, revision: str | None = None) -> ModelFiles:
     Raises ModelNotFoundError saying what was tried, ModelConfigError for an index that cannot be read.
     """
     path = Path(model).expanduser()
-    if path.is_dir():
+    if model and path.is_dir():
         return _in_directory(path)
     if path.is_file():
         if path.suffix != ".gguf":
-            raise ModelNotFoundError(
-                f"model {model!r} is a file but not a .gguf file; name a .gguf file or a directory"
-            )
+            raise ModelNotFoundError(f"model {model!r} is a file but no .gguf file; name one, or a directory")
         return GGUFFile(path=path)
     if not _HUB_ID.fullmatch(model) or path.suffix == ".gguf":
         raise ModelNotFoundError(f"model {model!r} not found: no such directory or file, and not a Hub id (ORG/NAME)")
@@ -100,6 +98,7 @@ def _from_hub(model: str, revision: str | None) -> Path:
         at = f" at revision {revision!r}" if revision else ""
         reason = (str(error).strip().splitlines() or [""])[0]
         raise ModelNotFoundError(
-            f"model {model!r}{at} not found: no such directory or file, and of the Hub: {type(error).__name__}: {reason}"
+            f"model {model!r}{at} not found: no such directory or file, and from the Hub "
+            f"{type(error).__name__}: {reason}"
         ) from error
     return Path(directory)

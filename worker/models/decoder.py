@@ -95,8 +95,8 @@ class _Layer:
             for part in qkv.split((config.q_size, config.kv_size, config.kv_size), dim=1)
         )
         if self._q_norm is not None and self._k_norm is not None:
-            q = backend.rms_norm(q.contiguous(), self._q_norm, config.rms_norm_eps)
-            k = backend.rms_norm(k.contiguous(), self._k_norm, config.rms_norm_eps)
+            q = backend.rms_norm(q, self._q_norm, config.rms_norm_eps)
+            k = backend.rms_norm(k, self._k_norm, config.rms_norm_eps)
         keys, values = kv_cache.keys[self._index], kv_cache.values[self._index]
         backend.rope_and_cache(q, k, v, cos_sin, batch.positions, keys, values, batch.slot_mapping)
         attended = backend.attention(

@@ -23,6 +23,10 @@ SUPPORTED_ROPE_TYPES = ("default", "linear", "llama3", "yarn")
 class UnsupportedRopeError(ValueError):
     """A rope_type outside SUPPORTED_ROPE_TYPES."""
 
+    def __init__(self, rope_type: str) -> None:
+        super().__init__(f"rope_type {rope_type!r}")
+        self.rope_type = rope_type
+
 
 def make_rope(parameters: Mapping[str, Any], head_dim: int) -> Rope:
     """Frequencies from `rope_parameters` as transformers names them (rope_theta, rope_type, factor, ...).
@@ -39,9 +43,7 @@ def make_rope(parameters: Mapping[str, Any], head_dim: int) -> Rope:
         return _rope(_llama3(_inv_freq(theta, head_dim), parameters))
     if rope_type == "yarn":
         return _yarn(theta, head_dim, parameters)
-    raise UnsupportedRopeError(
-        f"rope_type {rope_type!r} is not supported; supported: {', '.join(SUPPORTED_ROPE_TYPES)}"
-    )
+    raise UnsupportedRopeError(rope_type)
 
 
 def divide_frequencies(rope: Rope, divisors: Sequence[float]) -> Rope:

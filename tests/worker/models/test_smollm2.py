@@ -1,0 +1,84 @@
+"""The real SmolLM2 from its GGUF file: the un-permuted weights make sense, and equal transformers' reading of them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import gguf
+import pytest
+import torch
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from tests.worker.models.checkpoints import reference_logits
+from tests.worker.models.paged import PagedModel
+from worker.backend.select import make_backend
+from worker.loader.checkpoint import Checkpoint
+from worker.loader.load import choose_dtype, load_model, open_checkpoint
+from worker.loader.resolve import resolve_model
+
+CPU = torch.device("cpu")
+SMOLLM2 = Path(__file__).parents[3] / ".models" / "SmolLM2-135M-Instruct.Q4_1.gguf"  # `make demo` fetches it
+
+pytestmark = pytest.mark.skipif(not SMOLLM2.exists(), reason=f"{SMOLLM2} is absent: `make demo` fetches it")
+CHAT = "<|im_start|> user Ċ What Ġis Ġthe Ġcapital Ġof ĠFrance ? <|im_end|> Ċ <|im_start|> ass istant Ċ"
+
+
+@pytest.fixture(scope="module")
+def checkpoint() -> Checkpoint:
+    return open_checkpoint(resolve_model(str(SMOLLM2)))
+
+
+@pytest.fixture(scope="module")
+def tokens() -> list[str]:
+    """The byte-level vocabulary, by token id."""
+    return gguf.GGUFReader(SMOLLM2).fields["tokenizer.ggml.tokens"].contents()
+
+
+@pytest.fixture(scope="module")
+def reference(checkpoint: Checkpoint) -> LlamaForCausalLM:
+    """transformers' model with the tensors as our loader reads them."""
+    config = checkpoint.config
+    model = LlamaForCausalLM(
+        LlamaConfig(
+            vocab_size=config.vocab_size,
+            hidden_size=config.hidden_size,
+            intermediate_size=config.intermediate_size,
+            num_hidden_layers=config.num_layers,
+            num_attention_heads=config.num_heads,
+            num_key_value_heads=config.num_kv_heads,
+            max_position_embeddings=config.max_positions,
+            rms_norm_eps=config.rms_norm_eps,
+            rope_parameters={"rope_type": "default", "rope_theta": 100000.0},
+            tie_word_embeddings=True,
+        )
+    )
+    state = {name: torch.empty(shape) for name, shape in checkpoint.shapes.items()}
+    for name, tensor in state.items():
+        checkpoint.read(name, tensor)
+    missing, unexpected = model.load_state_dict(state, strict=False)
+    assert missing == ["lm_head.weight"] and not unexpected  # tied
+    return model.eval()
+
+
+@pytest.mark.parametrize("backend_name", ["torch", "cpu"])
+def test_it_answers_and_equals_transformers(
+    checkpoint: Checkpoint, reference: LlamaForCausalLM, tokens: list[str], backend_name: str
+) -> None:
+    backend = make_backend(backend_name, torch.float32, CPU, 2, False)
+    paged = PagedModel(load_model(checkpoint, backend, torch.float32), CPU)
+    prompt = [tokens.index(token) for token in CHAT.split()]
+    answer = paged.greedy({"question": prompt}, 12)["question"]
+    assert "Paris" in "".join(tokens[token] for token in answer)
+
+    text = prompt + answer
+    expected = reference_logits(reference, text)
+    torch.testing.assert_close(paged.run("again", text, [10, len(text) - 10]), expected, atol=1e-3, rtol=0)
+
+
+def test_it_answers_in_its_own_dtype(checkpoint: Checkpoint, tokens: list[str]) -> None:
+    dtype = choose_dtype("auto", checkpoint.config)
+    assert dtype == torch.bfloat16
+    backend = make_backend("auto", dtype, CPU, 2, False)
+    paged = PagedModel(load_model(checkpoint, backend, dtype), CPU)
+    answer = paged.greedy({"question": [tokens.index(token) for token in CHAT.split()]}, 12)["question"]
+    assert "Paris" in "".join(tokens[token] for token in answer)

@@ -1,0 +1,48 @@
+"""Which backend the flags give, and what they may not ask for."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from worker.backend.select import BackendError, make_backend
+
+CPU, GPU = torch.device("cpu"), torch.device("cuda")
+
+
+def test_auto_is_native_on_a_cpu_and_torch_on_a_gpu() -> None:
+    backend = make_backend("auto", torch.bfloat16, CPU, 2, False)
+    assert backend.name == "cpu" and backend.activation_dtype == torch.float32
+    assert backend.describe()["threads"] == 2
+    assert make_backend("auto", torch.bfloat16, GPU, 2, False).name == "torch"
+
+
+def test_torch_computes_in_the_storage_dtype() -> None:
+    backend = make_backend("torch", torch.bfloat16, CPU, 2, False)
+    assert backend.name == "torch" and backend.activation_dtype == torch.bfloat16
+    assert backend.describe() == {"backend": "torch", "device": "cpu", "threads": 2}
+
+
+def test_exact_mode() -> None:
+    assert make_backend("auto", torch.float32, CPU, 2, True).name == "cpu"
+
+
+@pytest.mark.parametrize(
+    ("name", "dtype", "device", "exact", "message"),
+    [
+        ("metal", torch.float32, CPU, False, "--backend is 'metal', must be one of auto, cpu, torch"),
+        ("cpu", torch.float32, GPU, False, "--backend cpu does not run on device cuda"),
+        (
+            "torch",
+            torch.float32,
+            CPU,
+            True,
+            "--exact needs --backend cpu and --dtype float32, this is torch with float32",
+        ),
+        ("auto", torch.bfloat16, CPU, True, "--exact needs .*, this is cpu with bfloat16"),
+        ("auto", torch.float32, GPU, True, "--exact needs .*, this is torch with float32"),
+    ],
+)
+def test_errors(name: str, dtype: torch.dtype, device: torch.device, exact: bool, message: str) -> None:
+    with pytest.raises(BackendError, match=message):
+        make_backend(name, dtype, device, 2, exact)

@@ -1,0 +1,37 @@
+"""Chooses the backend, once, when the worker starts. Nothing else asks what device or instruction set there is."""
+
+from __future__ import annotations
+
+import torch
+
+from worker.backend.cpu_backend import CpuBackend
+from worker.backend.protocol import Backend
+from worker.backend.torch_backend import TorchBackend
+
+BACKENDS = ("auto", "cpu", "torch")
+
+
+class BackendError(ValueError):
+    """The flags ask for a backend that cannot be had."""
+
+
+def make_backend(name: str, dtype: torch.dtype, device: torch.device, num_threads: int, exact: bool) -> Backend:
+    """The backend that --backend names; "auto" is the native one on a CPU and torch on a GPU.
+
+    dtype is the storage type of weights and KV cache. num_threads sets torch's threads too, for the whole process, and
+    does nothing on a GPU. exact asks for results that do not depend on the batch. Raises BackendError naming the flag,
+    and kernels.cpu.library.NativeLibraryError saying how to build the library where it is needed and missing.
+    """
+    if name not in BACKENDS:
+        raise BackendError(f"--backend is {name!r}, must be one of {', '.join(BACKENDS)}")
+    chosen = name if name != "auto" else ("cpu" if device.type == "cpu" else "torch")
+    if chosen == "cpu" and device.type != "cpu":
+        raise BackendError(f"--backend cpu does not run on device {device}")
+    if exact and (chosen != "cpu" or dtype != torch.float32):
+        used = f"{chosen} with {str(dtype).removeprefix('torch.')}"
+        raise BackendError(f"--exact needs --backend cpu and --dtype float32, this is {used}")
+    if device.type == "cpu":
+        torch.set_num_threads(num_threads)
+    if chosen == "cpu":
+        return CpuBackend(num_threads=num_threads)
+    return TorchBackend(dtype, device)
