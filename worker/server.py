@@ -7,6 +7,7 @@ for the service by name.
 from __future__ import annotations
 
 import contextlib
+import errno
 import socket
 from typing import Any
 
@@ -100,5 +101,5 @@ def _check_free(host: str, port: int) -> None:
             probe.bind(address)
             probe.listen(1)
     except OSError as error:
-        hint = "; is another worker running? --port picks another" if error.errno == 98 else ""
+        hint = "; is another worker running? --port picks another" if error.errno == errno.EADDRINUSE else ""
         raise ListenError(f"cannot listen on {_address(host, port)}: {error.strerror}{hint}") from error

@@ -13,7 +13,6 @@ from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
 from octavo.worker.v1alpha1 import worker_pb2 as pb
 from tests.worker.conftest import POISON, TinyModel
-from tests.worker.models.checkpoints import reference_greedy
 from tests.worker.plans import admission, step
 from tests.worker.worker_client import InProcessWorker, Stream, serving
 
@@ -57,7 +56,7 @@ def test_capacity_describes_the_model(llama: TinyModel) -> None:
 
 @pytest.mark.parametrize("in_flight", [1, 2, 5])
 def test_tokens_are_the_references_with_any_number_of_plans_in_flight(llama: TinyModel, in_flight: int) -> None:
-    expected = reference_greedy(llama.reference, PROMPT, 12)
+    expected = llama.greedy(PROMPT, 12)
 
     async def scenario(worker: InProcessWorker) -> None:
         stream = await worker.open()
@@ -77,7 +76,7 @@ def test_tokens_are_the_references_with_any_number_of_plans_in_flight(llama: Tin
 
 
 def test_rows_chunks_and_copied_blocks_together(llama: TinyModel) -> None:
-    expected = reference_greedy(llama.reference, PROMPT, 4)
+    expected = llama.greedy(PROMPT, 4)
 
     async def scenario(worker: InProcessWorker) -> None:
         stream = await worker.open()
@@ -133,7 +132,7 @@ def test_draws_depend_on_seed_and_index_alone(llama: TinyModel) -> None:
 
 
 def test_a_row_with_non_finite_logits_harms_no_other(poisoned_llama: TinyModel) -> None:
-    expected = reference_greedy(poisoned_llama.reference, PROMPT, 3)
+    expected = poisoned_llama.greedy(PROMPT, 3)
 
     async def scenario(worker: InProcessWorker) -> None:
         stream = await worker.open()
