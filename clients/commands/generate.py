@@ -42,7 +42,8 @@ def run(args: argparse.Namespace) -> int:
             try:
                 answer.print_all(stream)
             finally:
-                print(flush=True)
+                if answer.text:
+                    print(flush=True)
         usage = stream.usage
     cached = f", prompt {usage.prompt_tokens} tokens ({usage.cached_tokens} cached)" if usage else ""
     print(f"{answer.summary}{cached}", file=sys.stderr)

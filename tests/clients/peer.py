@@ -19,7 +19,7 @@ from grpc_status import rpc_status
 
 from octavo.serving.v1 import admin_pb2, admin_pb2_grpc, generation_pb2, generation_pb2_grpc
 
-Script = Callable[[Any, grpc.aio.ServicerContext], AsyncIterator[generation_pb2.GenerateResponse]]
+Script = Callable[[Any, Any], AsyncIterator[generation_pb2.GenerateResponse]]
 
 
 def response(text: str = "", ids: tuple[int, ...] = (), **fields: Any) -> generation_pb2.GenerateResponse:
@@ -33,7 +33,7 @@ def last_response(**usage: Any) -> generation_pb2.GenerateResponse:
     return generation_pb2.GenerateResponse(request_id="r1", usage=generation_pb2.Usage(**usage))
 
 
-async def fail(context: grpc.aio.ServicerContext, code: grpc.StatusCode, message: str, *details: Any) -> None:
+async def fail(context: Any, code: grpc.StatusCode, message: str, *details: Any) -> None:
     """Ends the call with a status that carries google.rpc details."""
     packed = []
     for detail in details:

@@ -1,0 +1,146 @@
+"""`octavo serve` and `octavo demo` with real services: start, a worker's death, shutdown, and every way to end badly.
+
+The model is a checkpoint whose continuation is known: two tokens that follow each other for ever.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from clients import Client
+from tests.integration.processes import WAIT_CAP_S, child_environment, free_port, wait_until
+from tests.oracle.lookup import LookupOracle
+
+CYCLE = {100: 101, 101: 100}
+SMALL = ("--num-gpu-blocks-override=64", "--threads=1", "--dtype=float32")
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return LookupOracle(CYCLE).write(tmp_path_factory.mktemp("cycle"))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Serve:
+    """A running `octavo serve`, its address and the file with all that it and its services print."""
+
+    process: subprocess.Popen[bytes]
+    target: str
+    log: Path
+
+    @property
+    def ready(self) -> bool:
+        return "Octavo serves" in self.log.read_text()
+
+    def child(self, module: str) -> int:
+        """Process id of the service."""
+        for pid in self.children():
+            if module.encode() in Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0"):
+                return pid
+        raise LookupError(f"no {module} among the children")
+
+    def children(self) -> list[int]:
+        pid = self.process.pid
+        # One file per thread; asyncio starts its children in the main one.
+        return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+
+    def wait(self) -> int:
+        return self.process.wait(WAIT_CAP_S)
+
+
+@contextmanager
+def serving(model: Path, folder: Path, *arguments: str, until_ready: bool = True) -> Iterator[Serve]:
+    """Starts it in `folder`, which is not the repository's."""
+    port, log = free_port(), folder / "serve.log"
+    command = [sys.executable, "-m", "clients.cli", "serve", f"--model={model}", f"--port={port}", *SMALL, *arguments]
+    with log.open("wb") as file:
+        process = subprocess.Popen(command, cwd=folder, env=child_environment(), stdout=file, stderr=file)
+    serve = Serve(process=process, target=f"127.0.0.1:{port}", log=log)
+    try:
+        if until_ready:
+            wait_until(lambda: serve.ready or process.poll() is not None, "octavo serve is ready or has ended")
+            assert serve.ready, log.read_text()
+        yield serve
+    finally:
+        process.kill()
+        process.wait()
+
+
+def gone(pids: Sequence[int]) -> bool:
+    """Whether none of them runs any more."""
+    return not any(os.path.exists(f"/proc/{pid}") for pid in pids)
+
+
+def test_a_killed_worker_is_replaced_and_ctrl_c_drains(model: Path, tmp_path: Path) -> None:
+    with serving(model, tmp_path) as serve:
+        children = [serve.child("scheduler"), serve.child("worker")]
+        with Client(serve.target) as client, client.generate(token_ids=[100], temperature=0, max_tokens=900) as stream:
+            ids = list(next(stream).token_ids)
+            os.kill(serve.child("worker"), signal.SIGKILL)
+            ids += [token_id for delta in stream for token_id in delta.token_ids]
+            assert client.stats().worker.connected
+        assert ids == LookupOracle(CYCLE).continuation([100], 900)
+        report = "the worker was killed by SIGKILL; starting it again"
+        wait_until(lambda: report in serve.log.read_text(), "the worker's death is reported")
+        children.append(serve.child("worker"))
+        assert children[2] != children[1]
+        serve.process.send_signal(signal.SIGINT)
+        assert serve.wait() == 0
+        assert gone(children)
+
+
+def test_nothing_is_left_when_the_command_is_killed(model: Path, tmp_path: Path) -> None:
+    with serving(model, tmp_path) as serve:
+        children = serve.children()
+        assert len(children) == 2
+        serve.process.kill()
+        wait_until(lambda: gone(children), "the services have ended")
+
+
+def test_a_dead_scheduler_ends_everything(model: Path, tmp_path: Path) -> None:
+    with serving(model, tmp_path) as serve:
+        children = serve.children()
+        os.kill(serve.child("scheduler"), signal.SIGKILL)
+        assert serve.wait() == 1
+        wait_until(lambda: gone(children), "the worker has ended")
+        assert "octavo serve: the scheduler was killed by SIGKILL" in serve.log.read_text()
+
+
+def test_a_second_signal_does_not_wait_for_the_drain(model: Path, tmp_path: Path) -> None:
+    with serving(model, tmp_path, "--drain-grace=3600") as serve:
+        children = serve.children()
+        os.kill(serve.child("scheduler"), signal.SIGSTOP)  # it will not drain
+        serve.process.send_signal(signal.SIGTERM)
+        wait_until(lambda: "draining" in serve.log.read_text(), "it drains")
+        serve.process.send_signal(signal.SIGTERM)
+        assert serve.wait() == 128 + signal.SIGTERM
+        wait_until(lambda: gone(children), "the services have ended")
+
+
+def test_a_service_refuses_its_flag_before_anything_is_served(model: Path, tmp_path: Path) -> None:
+    with serving(model, tmp_path, "--block-size=many", until_ready=False) as serve:
+        assert serve.wait() == 1
+        log = serve.log.read_text()
+    assert "argument --block-size: invalid int value: 'many'" in log
+    assert "octavo serve: the worker exited with status 2 before it served" in log
+
+
+def test_the_demo_answers_and_stops(model: Path, tmp_path: Path) -> None:
+    """Its question ends in other tokens than the cycle's, which this model follows with EOS at once."""
+    command = [sys.executable, "-m", "clients.cli", "demo", f"--model={model}"]
+    demo = subprocess.run(
+        command, cwd=tmp_path, env=child_environment(), capture_output=True, text=True, timeout=WAIT_CAP_S, check=False
+    )
+    assert demo.returncode == 0, demo.stderr
+    assert "> What is the capital of France?" in demo.stdout
+    assert "1 tokens, time to first token" in demo.stdout
+    assert demo.stderr == ""
