@@ -35,7 +35,7 @@ def paged_attention(
     scale: float,
     window: int,
 ) -> torch.Tensor:
-    """q [T, H, D], caches [N, G, B, D], query_start_loc [S + 1], seq_lens [S], block_tables [S, max blocks] -> [T, H, D].
+    """q [T, H, D], caches [N, G, B, D], query_start_loc [S + 1], seq_lens [S], block_tables [S, M] -> [T, H, D].
 
     The queries of a sequence are its last tokens; `window` w > 0 lets each see itself and the w - 1 positions before.
     """

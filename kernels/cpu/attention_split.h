@@ -156,7 +156,7 @@ private:
 
     void score(const QueryBlock& block, int first_key) {
         const std::int64_t head_dim = cache_.head_dim;
-        for_row_tiles(block.rows, [&](std::ptrdiff_t first, auto tile_rows) {
+        for_row_tiles<kTileRows<float>>(block.rows, [&](std::ptrdiff_t first, auto tile_rows) {
             constexpr int kRows = decltype(tile_rows)::value;
             Tile<kRows, 2> tile;
             tile.clear();
@@ -197,7 +197,7 @@ private:
     void weigh_values(int rows, std::int64_t column, Partial out) {
         const std::int64_t head_dim = cache_.head_dim;
         for (; column + VECS * kLanes <= head_dim; column += VECS * kLanes) {
-            for_row_tiles(rows, [&](std::ptrdiff_t first, auto tile_rows) {
+            for_row_tiles<kTileRows<T>>(rows, [&](std::ptrdiff_t first, auto tile_rows) {
                 constexpr int kRows = decltype(tile_rows)::value;
                 Tile<kRows, VECS> tile;
                 tile.clear();

@@ -85,7 +85,7 @@ struct Linear {
     void block(std::int64_t row, std::int64_t count, std::int64_t begin, std::int64_t end) const {
         for (std::int64_t panel = begin; panel < end;) {
             std::int64_t taken = 1;
-            for_row_tiles(count, [&](std::ptrdiff_t first, auto tile_rows) {
+            for_row_tiles<kTileRows<T>>(count, [&](std::ptrdiff_t first, auto tile_rows) {
                 constexpr int kRows = decltype(tile_rows)::value;
                 constexpr int kTogether = panels_together<kRows>();
                 // Only a single tile may take several panels; tiles of one block differ by a row.

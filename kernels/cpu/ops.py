@@ -1,8 +1,8 @@
 """Typed, validating launchers of the native CPU ops on torch tensors.
 
-Activations are float32; weights and the KV cache are float32 or bfloat16. A decode step makes hundreds of these calls, so
-validation is a few comparisons per tensor; what depends on values (positions, slots, block ids, lengths) is checked by
-the native code before it touches memory. All errors are ValueErrors that name the op, the field and the limit.
+Activations are float32; weights and the KV cache are float32 or bfloat16. A decode step makes hundreds of these calls,
+so validation is a few comparisons per tensor; what depends on values (positions, slots, block ids, lengths) is checked
+by the native code before it touches memory. All errors are ValueErrors that name the op, the field and the limit.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ class CpuOps:
         return PackedLinear(self._library, weight, bias, num_threads=self._num_threads)
 
     def rms_norm(self, x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
-        """x [T, C] or [T, heads, C] (tokens any distance apart, the rest dense), weight [C] -> the same shape, dense."""
+        """x [T, C] or [T, heads, C], dense but for the distance between tokens, weight [C] -> the same shape, dense."""
         shape, strides = x.shape, x.stride()
         outer, channels = shape[0], shape[-1]
         if len(shape) == 2:
@@ -128,8 +128,8 @@ class CpuOps:
         value_cache: torch.Tensor,
         slot_mapping: torch.Tensor,
     ) -> None:
-        """Rotates q [T, H, D] and k [T, G, D] in place by cos_sin [max positions, D] at positions [T] int32 and writes k
-        and v [T, G, D] to slots slot_mapping [T] int64 of the caches [N, G, B, D]. Nothing is written if one value is
+        """Rotates q [T, H, D] and k [T, G, D] in place by cos_sin [max positions, D] at positions [T] int32 and writes
+        k and v [T, G, D] to slots slot_mapping [T] int64 of the caches [N, G, B, D]. Nothing is written if one value is
         out of range."""
         op = "rope_and_cache"
         _check_cache(op, key_cache, value_cache)
@@ -189,8 +189,8 @@ class CpuOps:
     ) -> torch.Tensor:
         """Causal attention of each sequence's last queries over its paged keys and values.
 
-        q [T, H, D] with dense heads, D a multiple of 16; caches [N, G, B, D], G a divisor of H; query_start_loc [S + 1],
-        seq_lens [S] and block_tables [S, max blocks] int32; window 0 is none -> [T, H, D] contiguous."""
+        q [T, H, D] with dense heads, D a multiple of 16; caches [N, G, B, D], G a divisor of H; query_start_loc
+        [S + 1], seq_lens [S] and block_tables [S, max blocks] int32; window 0 is none -> [T, H, D] contiguous."""
         op = "attention"
         _check_cache(op, key_cache, value_cache)
         num_blocks, kv_heads, block_size, head_dim = key_cache.shape
@@ -255,8 +255,8 @@ class CpuOps:
     ) -> NoReturn:
         if status == 1:
             raise ValueError(
-                f"attention: query_start_loc must rise from 0 to {tokens} and seq_lens be between a sequence's number of "
-                f"queries and {table_tokens}, got {query_start_loc.tolist()} and {seq_lens.tolist()}"
+                f"attention: query_start_loc must rise from 0 to {tokens} and seq_lens be between a sequence's number "
+                f"of queries and {table_tokens}, got {query_start_loc.tolist()} and {seq_lens.tolist()}"
             )
         if status == 2:
             raise ValueError(

@@ -11,9 +11,10 @@ STORAGE_DTYPES = (torch.float32, torch.bfloat16)
 
 
 class PackedLinear:
-    """y = x @ weight.T + bias. An output's bits depend on its row of x alone, not on how many rows or threads there are.
+    """y = x @ weight.T + bias. The bits of an output row depend on its row of x alone, not on other rows or threads.
 
-    weight [N, K] float32 or bfloat16 keeps its dtype in the packed copy, N rounded up to 32; bias [N] is kept in float32.
+    weight [N, K] float32 or bfloat16 keeps its dtype in the packed copy, N rounded up to 32; bias [N] is kept in
+    float32.
     """
 
     __slots__ = (

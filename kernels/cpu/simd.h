@@ -83,10 +83,13 @@ inline Vec broadcast(float x) {
 
 inline Vec zero() { return broadcast(0.0f); }
 
+// Part by part: a copy of the whole struct would take the way through memory where it is two registers.
 inline Vec load(const float* p) {
-    Vec result;
-    std::memcpy(&result, p, sizeof(result));
-    return result;
+    return each_part([&](int i) __attribute__((always_inline)) {
+        NativeFloat part;
+        std::memcpy(&part, p + i * kNativeLanes, sizeof(part));
+        return part;
+    });
 }
 
 inline Vec load(const BFloat16* p) {
@@ -97,7 +100,10 @@ inline Vec load(const BFloat16* p) {
     });
 }
 
-inline void store(float* p, const Vec& x) { std::memcpy(p, &x, sizeof(x)); }
+inline void store(float* p, const Vec& x) {
+#pragma GCC unroll 4
+    for (int i = 0; i < kParts; ++i) std::memcpy(p + i * kNativeLanes, &x.part[i], sizeof(NativeFloat));
+}
 
 // The first `count` lanes, zeros after them: a row's tail runs through the same code as its body.
 template <typename T>

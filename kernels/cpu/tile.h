@@ -8,14 +8,18 @@
 
 namespace octavo::OCTAVO_ISA {
 
-// Rows that keep two Vec of accumulators each in registers: 24 of 32 zmm, 12 of 16 ymm.
+// Rows that keep two Vec of accumulators each in registers, over a right-hand side stored as T: 24 of 32 zmm; 12 of 16
+// ymm. A widened bfloat16 cannot be the memory operand of a multiply-add and takes registers of its own.
 #if defined(__AVX512F__)
+template <typename T>
 constexpr int kTileRows = 12;
-#elif defined(__AVX2__) && defined(__FMA__)
+#elif (defined(__AVX2__) && defined(__FMA__)) || defined(__aarch64__)
+template <typename T>
 constexpr int kTileRows = 3;
-#elif defined(__aarch64__)
-constexpr int kTileRows = 3;
+template <>
+constexpr int kTileRows<BFloat16> = 2;
 #else
+template <typename T>
 constexpr int kTileRows = 1;
 #endif
 
@@ -76,13 +80,13 @@ inline void with_rows(int rows, const F& f) {
     }
 }
 
-// Cuts `total` rows into the fewest tiles that fit, as even as possible, and calls f(first row, Int<rows of the tile>).
-template <typename F>
+// Cuts `total` rows into the fewest tiles of up to MAX, as even as possible, and calls f(first row, Int<rows of the tile>).
+template <int MAX, typename F>
 inline void for_row_tiles(std::ptrdiff_t total, const F& f) {
-    const std::ptrdiff_t tiles = (total + kTileRows - 1) / kTileRows;
+    const std::ptrdiff_t tiles = (total + MAX - 1) / MAX;
     for (std::ptrdiff_t t = 0; t < tiles; ++t) {
         const std::ptrdiff_t begin = total * t / tiles, end = total * (t + 1) / tiles;
-        with_rows<kTileRows>(static_cast<int>(end - begin), [&](auto rows) { f(begin, rows); });
+        with_rows<MAX>(static_cast<int>(end - begin), [&](auto rows) { f(begin, rows); });
     }
 }
 
