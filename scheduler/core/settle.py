@@ -15,10 +15,12 @@ def check_result(result: StepResult, plan: PlanInFlight | None) -> None:
         expected = "no plan is in flight" if plan is None else f"step {plan.step_id} is the oldest in flight"
         raise ResultMismatchError(f"result of step {result.step_id}, but {expected}", field="step_id")
     rows, tokens = len(plan.rows), len(result.tokens)
-    if len(result.num_sampled) != rows or len(result.flags) not in (0, rows):
+    if len(result.num_sampled) != rows:
         raise ResultMismatchError(
             f"step {plan.step_id}: {len(result.num_sampled)} rows for {rows}", field="num_sampled"
         )
+    if len(result.flags) not in (0, rows):
+        raise ResultMismatchError(f"step {plan.step_id}: {len(result.flags)} flags for {rows} rows", field="flags")
     if sum(result.num_sampled) != tokens:
         raise ResultMismatchError(f"step {plan.step_id}: num_sampled does not add up to {tokens}", field="tokens")
     for column in ("logprobs", "top_tokens", "top_logprobs"):
