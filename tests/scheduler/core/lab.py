@@ -52,7 +52,8 @@ class Lab:
     def __init__(self, config: CoreConfig) -> None:
         self.config = config
         self.core = Scheduler(config)
-        self.specs: dict[int, SequenceSpec] = {}
+        self.live: dict[int, SequenceSpec] = {}
+        """Sequences that must be live, in order of arrival."""
         self.outputs: dict[int, list[int]] = {}
         self.ends: dict[int, End] = {}
         self.records: list[Record] = []
@@ -69,7 +70,7 @@ class Lab:
     def add(self, spec: SequenceSpec) -> bool:
         """Adds a sequence; whether it was accepted, as it must be unless it never fits or the queue is full."""
         total = len(spec.prompt) + spec.max_tokens - 1
-        full = len(self.core.snapshot().waiting) >= self.config.max_num_waiting
+        full = self.core.num_waiting >= self.config.max_num_waiting
         answer = self._call(add_verb(spec))
         if blocks_for(total, self.config.block_size) > self._num_blocks:
             assert isinstance(answer, str) and answer.startswith(NeverFitsError.__name__)
@@ -78,14 +79,14 @@ class Lab:
             assert isinstance(answer, str) and answer.startswith(QueueFullError.__name__)
             return False
         assert answer is None
-        self.specs[spec.sequence_id] = spec
+        self.live[spec.sequence_id] = spec
         self.outputs[spec.sequence_id] = []
         return True
 
     def finish(self, sequence_id: int, reason: EndReason) -> None:
         """Ends a sequence from outside."""
         answer = self._call(lambda core: core.finish(sequence_id, reason))
-        if sequence_id in self.ends or sequence_id not in self.specs:
+        if sequence_id not in self.live:
             assert answer is None
         else:
             assert isinstance(answer, End) and answer.reason is reason
@@ -93,7 +94,7 @@ class Lab:
 
     def expire(self, now_ns: int) -> None:
         """Lets the clock reach now_ns; exactly the live sequences with an earlier or equal deadline end."""
-        due = {i for i in self.live if (deadline := self.specs[i].deadline_ns) is not None and deadline <= now_ns}
+        due = {i for i, spec in self.live.items() if spec.deadline_ns is not None and spec.deadline_ns <= now_ns}
         answer = self._call(lambda core: core.expire(now_ns))
         assert isinstance(answer, tuple)
         assert {end.sequence_id for end in answer} == due
@@ -140,7 +141,7 @@ class Lab:
         assert isinstance(answer, tuple)
         self._num_blocks = num_blocks
         for end in answer:
-            spec = self.specs[end.sequence_id]
+            spec = self.live[end.sequence_id]
             assert blocks_for(len(spec.prompt) + spec.max_tokens - 1, self.config.block_size) > num_blocks
             assert end.reason is EndReason.CAPACITY
             self._end(end)
@@ -152,7 +153,7 @@ class Lab:
         Until the first waiting sequence is admitted nobody else is, so at worst every running one must end first, each
         in as many steps as it has tokens; after that it is itself at the head. Two more steps each are in flight.
         """
-        sizes = [len(self.specs[i].prompt) + self.specs[i].max_tokens + 2 for i in self.live]
+        sizes = [len(spec.prompt) + spec.max_tokens + 2 for spec in self.live.values()]
         bound = (len(sizes) + 1) * (sum(sizes) + 2)
         for _ in range(bound):
             while isinstance(self.schedule(), StepPlan):
@@ -160,14 +161,9 @@ class Lab:
             if not self.undelivered:
                 break
             self.deliver()
-        assert not self.live, f"{self.live} still live after {bound} steps"
+        assert not self.live, f"{list(self.live)} still live after {bound} steps"
 
     # -- checks ------------------------------------------------------------------------------------------------------
-
-    @property
-    def live(self) -> list[int]:
-        """Sequences that must be live, in order of arrival."""
-        return [sequence_id for sequence_id in self.specs if sequence_id not in self.ends]
 
     def check(self) -> None:
         """The invariants that hold between any two calls."""
@@ -192,7 +188,7 @@ class Lab:
         salts: dict[int, str] = {}
         for sequence in core.running:
             for block in sequence.blocks:
-                salt = self.specs[sequence.sequence_id].cache_salt
+                salt = self.live[sequence.sequence_id].cache_salt
                 assert salts.setdefault(block, salt) == salt
         if not config.enable_prefix_caching:
             assert max(tables.values(), default=0) <= 1 and core.num_indexed_blocks == 0
@@ -236,7 +232,7 @@ class Lab:
         output = self._call(lambda core: core.update(result))
         assert isinstance(output, StepOutput)
         for sequence_id, token in zip(output.sequence_ids, output.token_ids, strict=True):
-            assert sequence_id not in self.ends, "a token after the end"
+            assert sequence_id in self.live, "a token after the end"
             self.outputs[sequence_id].append(token)
         assert len(set(output.sequence_ids)) == len(output.sequence_ids)
         for end in output.ends:
@@ -249,10 +245,10 @@ class Lab:
 
     def _end(self, end: End) -> None:
         """Preemption equivalence: whatever was done to a sequence, it got what the undisturbed model generates."""
-        assert end.sequence_id not in self.ends
+        spec = self.live.pop(end.sequence_id)
         self.ends[end.sequence_id] = end
         output = tuple(self.outputs[end.sequence_id])
-        undisturbed, reason = toy_model.generate(self.specs[end.sequence_id])
+        undisturbed, reason = toy_model.generate(spec)
         assert end.num_output_tokens == len(output)
         if end.reason in (EndReason.STOP, EndReason.LENGTH):
             assert (output, end.reason) == (undisturbed, reason)

@@ -1,0 +1,74 @@
+"""A long random run of the core on a toy worker, the same for the same seed.
+
+`python -m tests.scheduler.core.random_run SEED NUM_REQUESTS` prints a digest of every answer that the core gave.
+"""
+
+from __future__ import annotations
+
+import random
+import sys
+from hashlib import sha256
+
+from scheduler.core.config import CoreConfig
+from scheduler.core.result import EndReason
+from scheduler.core.sequence import SequenceSpec
+from tests.scheduler.core import toy_model
+from tests.scheduler.core.lab import Lab
+
+_CONFIG = CoreConfig(
+    num_blocks=96,
+    block_size=4,
+    max_num_seqs=32,
+    max_num_batched_tokens=96,
+    max_num_waiting=64,
+    model_key=b"toy",
+)
+_STEPS_BETWEEN_CHECKS = 100
+
+
+def random_run(*, seed: int, num_requests: int) -> Lab:
+    """Serves short requests, some of which are cancelled or run out of time, until all have ended."""
+    dice = random.Random(seed)
+    lab = Lab(_CONFIG)
+    heads = [tuple(dice.choices(range(1, toy_model.VOCABULARY), k=16)) for _ in range(8)]
+    now_ns = added = 0
+    while added < num_requests:
+        for _ in range(min(dice.randint(0, 8), num_requests - added, _CONFIG.max_num_waiting - lab.core.num_waiting)):
+            added += 1
+            lab.add(_request(added, dice, heads, now_ns))
+        if dice.random() < 0.3 and lab.live:
+            lab.finish(dice.choice(list(lab.live)), EndReason.ABORT)
+        now_ns += 1
+        lab.expire(now_ns)
+        for _ in range(2):
+            if lab.undelivered and dice.random() < 0.5:
+                lab.deliver()
+            else:
+                lab.schedule()
+        if now_ns % _STEPS_BETWEEN_CHECKS == 0:
+            lab.check()
+    lab.drain()
+    return lab
+
+
+def _request(sequence_id: int, dice: random.Random, heads: list[tuple[int, ...]], now_ns: int) -> SequenceSpec:
+    tail = tuple(dice.choices(range(1, toy_model.VOCABULARY), k=dice.randint(1, 8)))
+    return SequenceSpec(
+        sequence_id=sequence_id,
+        prompt=dice.choice(heads)[: dice.randint(0, 16)] + tail,
+        max_tokens=dice.randint(1, 12),
+        stop_token_ids=frozenset({toy_model.EOS}),
+        seed=dice.randrange(1 << 32),
+        priority=dice.choice((0, 0, 0, 1)),
+        cache_salt=dice.choice(("", "", "pepper")),
+        deadline_ns=now_ns + dice.randint(1, 400) if dice.random() < 0.2 else None,
+    )
+
+
+def digest(lab: Lab) -> str:
+    """Of all answers of the core, in order."""
+    return sha256("\n".join(repr(record.answer) for record in lab.records).encode()).hexdigest()
+
+
+if __name__ == "__main__":
+    print(digest(random_run(seed=int(sys.argv[1]), num_requests=int(sys.argv[2]))))
