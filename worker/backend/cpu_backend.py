@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from kernels.cpu.library import load
-from kernels.cpu.ops import CpuOps
+from kernels.cpu.ops import HEAD_DIM_MULTIPLE, CpuOps
 
 
 class CpuBackend(CpuOps):
@@ -21,6 +21,7 @@ class CpuBackend(CpuOps):
     name = "cpu"
     device = torch.device("cpu")
     activation_dtype = torch.float32
+    head_dim_multiple = HEAD_DIM_MULTIPLE
 
     def __init__(self, *, num_threads: int) -> None:
         super().__init__(load(), num_threads=num_threads)

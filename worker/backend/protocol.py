@@ -1,7 +1,7 @@
 """The one interface between models and kernels.
 
-A backend is chosen once, when the worker starts, and passed to the model's constructor; nothing else asks what device or
-instruction set there is. Shapes: T tokens of a step, S sequences, H query heads, G key/value heads, D head size, N
+A backend is chosen once, when the worker starts, and passed to the model's constructor; nothing else asks what device
+or instruction set there is. Shapes: T tokens of a step, S sequences, H query heads, G key/value heads, D head size, N
 blocks, B tokens per block. Activations are float32 on the `cpu` backend and of the model's dtype on the others.
 """
 
@@ -26,6 +26,7 @@ class Backend(Protocol):
     name: str
     device: torch.device
     activation_dtype: torch.dtype
+    head_dim_multiple: int  # head sizes that attention serves are multiples of it
 
     def prepare_linear(self, weight: torch.Tensor, bias: torch.Tensor | None) -> Linear:
         """Packs weight [N, K] and bias [N] once, at load; the tensors given may be freed afterwards."""
@@ -35,9 +36,7 @@ class Backend(Protocol):
         """x [..., C], weight [C] -> x * rsqrt(mean(x^2) + eps) * weight, same shape."""
         ...
 
-    def add_rms_norm(
-        self, x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float
-    ) -> torch.Tensor:
+    def add_rms_norm(self, x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
         """residual += x in place, then rms_norm of it. x, residual [T, C]."""
         ...
 
@@ -71,9 +70,9 @@ class Backend(Protocol):
         window: int,
     ) -> torch.Tensor:
         """Causal attention of each sequence's last queries over its paged keys and values; varlen, so one call serves
-        prefill, chunked prefill and decode. q [T, H, D]; query_start_loc [S + 1], seq_lens [S] (tokens in the cache, this
-        step's included), block_tables [S, max blocks] int32, entries past a sequence's length are undefined. window: 0
-        is none, w lets a query see itself and the w - 1 positions before. -> [T, H, D]."""
+        prefill, chunked prefill and decode. q [T, H, D]; query_start_loc [S + 1], seq_lens [S] (tokens in the cache,
+        this step's included), block_tables [S, max blocks] int32, entries past a sequence's length are undefined.
+        window: 0 is none, w lets a query see itself and the w - 1 positions before. -> [T, H, D]."""
         ...
 
     def silu_and_mul(self, gate_up: torch.Tensor) -> torch.Tensor:

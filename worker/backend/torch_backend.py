@@ -29,6 +29,7 @@ class TorchBackend:
     """Satisfies worker.backend.protocol.Backend, whose comments give the contract of each op."""
 
     name = "torch"
+    head_dim_multiple = 1
 
     def __init__(self, dtype: torch.dtype, device: torch.device) -> None:
         self.device = device

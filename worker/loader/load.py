@@ -8,7 +8,7 @@ import torch
 
 from worker.backend.protocol import Backend
 from worker.loader.checkpoint import Checkpoint, check_shapes
-from worker.loader.errors import ModelConfigError
+from worker.loader.errors import ModelConfigError, UnsupportedModelError
 from worker.loader.gguf_checkpoint import GGUFCheckpoint
 from worker.loader.resolve import GGUFFile, ModelFiles
 from worker.loader.safetensors_checkpoint import SafetensorsCheckpoint
@@ -47,12 +47,19 @@ def choose_dtype(name: str, config: ModelConfig) -> torch.dtype:
 def load_model(checkpoint: Checkpoint, backend: Backend, dtype: torch.dtype) -> LoadedModel:
     """Reads the weights into a model on the backend's device; memory peaks at one copy of the model and one tensor.
 
-    Raises WeightsError if the tensors are not those that the configuration asks for.
+    Raises WeightsError if the tensors are not those that the configuration asks for, UnsupportedModelError for a head
+    size that the backend has no kernel for.
     """
-    check_shapes(checkpoint.config, checkpoint.shapes)
+    config, multiple = checkpoint.config, backend.head_dim_multiple
+    if config.head_dim % multiple:
+        raise UnsupportedModelError(
+            f"a head size of {config.head_dim} on backend {backend.name}",
+            (f"multiples of {multiple}", "any on --backend torch"),
+        )
+    check_shapes(config, checkpoint.shapes)
     return LoadedModel(
-        model=Decoder(checkpoint.config, backend, checkpoint, dtype),
-        config=checkpoint.config,
+        model=Decoder(config, backend, checkpoint, dtype),
+        config=config,
         dtype=dtype,
         weights_digest=checkpoint.weights_digest,
         tokenizer_digest=checkpoint.tokenizer_digest,

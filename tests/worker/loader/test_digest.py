@@ -12,7 +12,7 @@ HEADER = 100
 SIZE = 4 << 20  # larger than all samples together
 
 
-def digest(path: Path, content: bytes) -> bytes:
+def digest(path: Path, content: bytes | bytearray) -> bytes:
     path.write_bytes(content)
     return weights_digest([(path, HEADER)])
 

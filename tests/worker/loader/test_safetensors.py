@@ -13,6 +13,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from tests.worker.models.checkpoints import make_reference, save
+from worker.backend.select import make_backend
 from worker.backend.torch_backend import TorchBackend
 from worker.loader.errors import ModelConfigError, ModelError, UnsupportedModelError, WeightsError
 from worker.loader.load import choose_dtype, load_model, open_checkpoint
@@ -105,6 +106,13 @@ def test_tensors(
     edit_tensors(directory, edit)
     with pytest.raises(error, match=message):
         load(directory)
+
+
+def test_a_head_size_without_a_native_kernel(directory: Path) -> None:
+    edit_config(directory, {"head_dim": 8})
+    backend = make_backend("cpu", torch.float32, torch.device("cpu"), 1, False)
+    with pytest.raises(UnsupportedModelError, match=r"a head size of 8 on backend cpu .* multiples of 16, any on"):
+        load_model(open_checkpoint(resolve_model(str(directory))), backend, torch.float32)
 
 
 def test_a_truncated_file(directory: Path) -> None:
