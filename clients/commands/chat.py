@@ -64,7 +64,7 @@ def _answer(client: Client, history: list[Message], params: SamplingParams) -> A
 
 
 def _user_lines(interactive: bool) -> Iterator[str]:
-    """The user's non-empty lines up to /exit or the end of input. Ctrl-C at the prompt drops the line."""
+    """The user's non-empty lines up to /exit or the end of input. Ctrl-C at a prompt drops the line."""
     if interactive:
         with contextlib.suppress(ImportError):
             import readline  # noqa: F401 - gives input() editing and recall; some builds of Python lack it
@@ -74,6 +74,8 @@ def _user_lines(interactive: bool) -> Iterator[str]:
         except EOFError:
             return
         except KeyboardInterrupt:
+            if not interactive:
+                raise
             print()
             continue
         if line == "/exit":
