@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import asdict
+from pathlib import Path
 
 import structlog
 
@@ -45,7 +46,7 @@ def model_info(config: SchedulerConfig, capacity: wire.WorkerCapacity, tokenizer
     if capacity.tokenizer_digest and tokenizer.digest and capacity.tokenizer_digest != tokenizer.digest:
         raise ConfigError(f"--model {config.model}: the worker at {config.worker} has another tokenizer")
     model = ModelInfo(
-        served_model_name=config.served_model_name or config.model,
+        served_model_name=config.served_model_name or _model_name(config.model),
         architecture=capacity.architecture,
         dtype=capacity.dtype,
         max_model_len=config.max_model_len or capacity.max_model_len,
@@ -62,6 +63,12 @@ def model_info(config: SchedulerConfig, capacity: wire.WorkerCapacity, tokenizer
             max_sequence_len=model.max_sequence_len,
         )
     return model
+
+
+def _model_name(model: str) -> str:
+    """A Hub id as it is; of a path its last part, without `.gguf`."""
+    path = Path(model)
+    return path.resolve().name.removesuffix(".gguf") if path.exists() else model
 
 
 def read_stats(engine: Engine) -> stats.Stats:

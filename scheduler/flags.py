@@ -32,7 +32,11 @@ def parser() -> argparse.ArgumentParser:
     parser.add_argument("--config", metavar="FILE", help="YAML file with flags of these names (default: none)")
     parser.add_argument("--model", help="model directory, .gguf file or Hub id; tokenizer and chat template (required)")
     flag("--revision", "branch, tag or commit of a Hub model", metavar="REV")
-    flag("--served-model-name", "name that requests may give; none: the value of --model", metavar="NAME")
+    flag(
+        "--served-model-name",
+        "name that requests may give; none: the Hub id, or the last part of the path",
+        metavar="NAME",
+    )
     flag("--host", "address to listen on", metavar="ADDRESS")
     flag("--port", "TCP port of the public API; 0 picks a free one", type=int, metavar="PORT")
     flag("--worker", "address of the worker", metavar="HOST:PORT")

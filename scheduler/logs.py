@@ -6,21 +6,30 @@ import logging
 import sys
 
 import structlog
+from structlog.typing import EventDict, Processor
+
+
+def _add_service(_: object, __: str, event: EventDict) -> EventDict:
+    """Both services often log to one terminal."""
+    event["service"] = "scheduler"
+    return event
 
 
 def configure(level: str, log_format: str) -> None:
-    """level: debug, info, warning or error. log_format: json, console, or auto (console on a terminal)."""
+    """level: debug, info, warning or error. log_format: json, console, or auto (console on a terminal, else json)."""
     console = log_format == "console" or (log_format == "auto" and sys.stderr.isatty())
-    renderer: structlog.typing.Processor = (
-        structlog.dev.ConsoleRenderer() if console else structlog.processors.JSONRenderer()
+    rendering: list[Processor] = (
+        [structlog.dev.ConsoleRenderer(colors=sys.stderr.isatty())]
+        if console
+        else [structlog.processors.format_exc_info, structlog.processors.JSONRenderer()]
     )
     structlog.configure(
         processors=[
             structlog.contextvars.merge_contextvars,
+            _add_service,
             structlog.processors.add_log_level,
-            structlog.processors.TimeStamper(fmt="iso"),
-            structlog.processors.dict_tracebacks if not console else structlog.processors.StackInfoRenderer(),
-            renderer,
+            structlog.processors.TimeStamper(fmt="iso", utc=True),
+            *rendering,
         ],
         wrapper_class=structlog.make_filtering_bound_logger(logging.getLevelNamesMapping()[level.upper()]),
         logger_factory=structlog.PrintLoggerFactory(sys.stderr),

@@ -6,7 +6,13 @@ import logging
 import sys
 
 import structlog
-from structlog.typing import Processor
+from structlog.typing import EventDict, Processor
+
+
+def _add_service(_: object, __: str, event: EventDict) -> EventDict:
+    """Both services often log to one terminal."""
+    event["service"] = "worker"
+    return event
 
 
 def configure_logs(level: str, log_format: str) -> None:
@@ -20,6 +26,7 @@ def configure_logs(level: str, log_format: str) -> None:
     structlog.configure(
         processors=[
             structlog.contextvars.merge_contextvars,
+            _add_service,
             structlog.processors.add_log_level,
             structlog.processors.TimeStamper(fmt="iso", utc=True),
             *rendering,
