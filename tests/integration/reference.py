@@ -53,7 +53,7 @@ def load_reference(path: Path) -> LlamaForCausalLM:
             if "q_proj" in name or "k_proj" in name:  # the format interleaves the halves that RoPE pairs
                 num = heads if "q_proj" in name else kv_heads
                 weight = weight.reshape(num, -1, 2, weight.shape[1]).swapaxes(1, 2).reshape(weight.shape)
-            parameter.copy_(torch.from_numpy(np.ascontiguousarray(weight)))
+            parameter.copy_(torch.from_numpy(np.array(weight)))
     return model
 
 

@@ -6,10 +6,11 @@ one plan in flight, with two, and with results that always come after the next p
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
+import torch
 from transformers import LlamaForCausalLM
 
 from tests.integration.harness import Cluster, cluster, collect
@@ -26,7 +27,10 @@ LENGTHS = (
 )
 POOL = sum(-(-(length + OUTPUT) // BLOCK) for length in LENGTHS) // 3
 
-pytestmark = pytest.mark.skipif(not MODEL.exists(), reason=f"{MODEL} is absent: `make demo` fetches it")
+pytestmark = [
+    pytest.mark.skipif(not MODEL.exists(), reason=f"{MODEL} is absent: `make demo` fetches it"),
+    pytest.mark.timeout(1200),  # a real model on whatever cores there are; a hang ends each call earlier
+]
 
 
 @pytest.fixture(scope="module")
@@ -36,8 +40,12 @@ def prompts() -> list[list[int]]:
 
 
 @pytest.fixture(scope="module")
-def reference() -> LlamaForCausalLM:
-    return load_reference(MODEL)
+def reference() -> Iterator[LlamaForCausalLM]:
+    """On one thread: where other processes run as well, the others' spinning makes it many times slower."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield load_reference(MODEL)
+    torch.set_num_threads(threads)
 
 
 def submit_all(server: Cluster, prompts: Sequence[Sequence[int]]) -> list[tuple[int, ...]]:
