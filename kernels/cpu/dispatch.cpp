@@ -1,4 +1,4 @@
-// What the loader asks before it binds a variant: which sources this library was built from, and what the processor has.
+// What the loader asks before it binds a variant: which sources the library was built from, and what the processor has.
 #include <cstring>
 
 // OCTAVO_SOURCE_HASH is the build script's hash of every source and flag; the marker finds it in the file unloaded.

@@ -9,29 +9,23 @@ from __future__ import annotations
 
 import ctypes
 import functools
+import struct
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
 from kernels.cpu import build
 
-_POINTER, _SIZE, _INT, _FLOAT = ctypes.c_void_p, ctypes.c_int64, ctypes.c_int, ctypes.c_float
-
-# The parameters of each entry point, in the order of its C++ definition.
-_SIGNATURES = {
-    "pack_linear": (*(_POINTER,) * 2, _INT, *(_SIZE,) * 2, _INT),
-    "linear": (_POINTER, _SIZE, _POINTER, _INT, *(_POINTER,) * 2, *(_SIZE,) * 3, _INT),
-    "rms_norm": (_POINTER, *(_SIZE,) * 3, _POINTER, _INT, _POINTER, _SIZE, _FLOAT, _INT),
-    "add_rms_norm": (*(_POINTER,) * 3, _INT, _POINTER, *(_SIZE,) * 2, _FLOAT, _INT),
-    "rope_and_cache": (
-        *(_POINTER, _SIZE, _SIZE, _POINTER, _SIZE, _POINTER, _SIZE, _SIZE, _POINTER, _SIZE),
-        *(*(_POINTER,) * 4, _INT, *(_SIZE,) * 4, _INT),
-    ),
-    "attention": (
-        *(_POINTER, *(_SIZE,) * 3, *(_POINTER,) * 2, _INT, *(_SIZE,) * 4),
-        *(*(_POINTER,) * 3, *(_SIZE,) * 3, _FLOAT, _SIZE, _POINTER, _INT),
-    ),
-    "silu_and_mul": (_POINTER, _SIZE, _POINTER, *(_SIZE,) * 2, _INT),
+# The fields of each entry point's argument struct, in the order of its C++ definition, all 8 bytes wide: q is an
+# integer or an address, d a double.
+_ARGUMENTS = {
+    "pack_linear": "6q",
+    "linear": "10q",
+    "rms_norm": "8qdq",
+    "add_rms_norm": "7qdq",
+    "rope_and_cache": "20q",
+    "attention": "17qd3q",
+    "silu_and_mul": "6q",
 }
 
 
@@ -41,7 +35,10 @@ class NativeLibraryError(RuntimeError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NativeLibrary:
-    """The entry points of one instruction set. Each returns 0, or a status that its launcher explains."""
+    """The entry points of one instruction set, called with the fields of their argument structs in order.
+
+    Each returns 0, or a status that its launcher explains.
+    """
 
     instruction_set: str
     pack_linear: Callable[..., int]
@@ -82,6 +79,13 @@ def instruction_set() -> str:
     return available_instruction_sets()[0]
 
 
+def _bind(library: ctypes.CDLL, name: str, fields: str) -> Callable[..., int]:
+    """The entry point as a function of its struct's fields."""
+    function, pack = library[name], struct.Struct(fields).pack
+    function.argtypes = (ctypes.c_char_p,)
+    return lambda *values: function(pack(*values))
+
+
 @functools.cache
 def load(isa: str | None = None, path: Path = build.LIBRARY) -> NativeLibrary:
     """The library for `isa`, or for the best instruction set of this processor. Raises NativeLibraryError."""
@@ -90,10 +94,5 @@ def load(isa: str | None = None, path: Path = build.LIBRARY) -> NativeLibrary:
     if chosen not in available:
         raise NativeLibraryError(f"instruction set {chosen!r} cannot run here; available: {', '.join(available)}")
     suffix, _ = build.instruction_sets()[chosen]
-    functions = {}
-    for op, argtypes in _SIGNATURES.items():
-        function = library[f"octavo_{op}_{suffix}"]  # indexing gives an object of our own, unlike attribute access
-        function.argtypes = argtypes
-        function.restype = _INT
-        functions[op] = function
-    return NativeLibrary(instruction_set=chosen, **functions)
+    ops = {op: _bind(library, f"octavo_{op}_{suffix}", fields) for op, fields in _ARGUMENTS.items()}
+    return NativeLibrary(instruction_set=chosen, **ops)

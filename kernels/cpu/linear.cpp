@@ -45,31 +45,37 @@ struct PanelColumns {
     }
 };
 
+struct LinearArguments {
+    const float* x;         // [rows, K]
+    std::int64_t x_stride;  // elements from one row to the next
+    const void* packed;
+    std::int64_t bfloat16;
+    const float* bias;  // [N] or null
+    float* y;           // [rows, N] contiguous
+    std::int64_t rows, n, k, num_threads;
+};
+
 template <typename T>
 struct Linear {
-    const float* x;  // [rows, K]
-    std::int64_t x_stride;
+    const LinearArguments& a;
     const T* packed;
-    const float* bias;  // [N] or null
-    float* y;           // [rows, N]
-    std::int64_t rows, n, k;
 
     template <int ROWS, int PANELS>
     void tile(std::int64_t row, std::int64_t panel) const {
         Tile<ROWS, 2 * PANELS> tile;
         tile.clear();
-        const std::int64_t panel_stride = k * kPanel;
-        tile.accumulate(x + row * x_stride, x_stride,
-                        PanelColumns<T>{packed + panel * panel_stride, panel_stride}, k);
+        const std::int64_t panel_stride = a.k * kPanel;
+        tile.accumulate(a.x + row * a.x_stride, a.x_stride,
+                        PanelColumns<T>{packed + panel * panel_stride, panel_stride}, a.k);
 #pragma GCC unroll 16
         for (int c = 0; c < 2 * PANELS; ++c) {
-            const std::int64_t column = panel * kPanel + c * kLanes, left = n - column;
+            const std::int64_t column = panel * kPanel + c * kLanes, left = a.n - column;
             if (left <= 0) break;
-            const Vec added = bias == nullptr ? zero() : load_up_to(bias + column, left);
+            const Vec added = a.bias == nullptr ? zero() : load_up_to(a.bias + column, left);
 #pragma GCC unroll 16
             for (int r = 0; r < ROWS; ++r) {
                 // Adding a zero would turn -0 into +0, harmlessly and for every shape alike; so there is one path.
-                store_up_to(y + (row + r) * n + column, tile.sum[r][c] + added, left);
+                store_up_to(a.y + (row + r) * a.n + column, tile.sum[r][c] + added, left);
             }
         }
     }
@@ -100,9 +106,10 @@ struct Linear {
         }
     }
 
-    void run(int num_threads) const {
-        const std::int64_t panels = (n + kPanel - 1) / kPanel, chunks = (rows + kRowChunk - 1) / kRowChunk;
-        const int threads = n * k <= kSerialElements ? 1 : num_threads;
+    void run() const {
+        const std::int64_t rows = a.rows;
+        const std::int64_t panels = (a.n + kPanel - 1) / kPanel, chunks = (rows + kRowChunk - 1) / kRowChunk;
+        const std::int64_t threads = a.n * a.k <= kSerialElements ? 1 : a.num_threads;
         if (chunks == 1) {
             parallel_ranges(panels, threads, [&](std::int64_t begin, std::int64_t end) { block(0, rows, begin, end); });
             return;
@@ -121,7 +128,7 @@ inline int place(int column, const float*) { return column; }
 inline int place(int column, const BFloat16*) { return column % kLanes * 2 + column / kLanes; }
 
 template <typename T>
-void pack(const T* weight, T* packed, std::int64_t n, std::int64_t k, int num_threads) {
+void pack(const T* weight, T* packed, std::int64_t n, std::int64_t k, std::int64_t num_threads) {
     const std::int64_t panels = (n + kPanel - 1) / kPanel;
     parallel_ranges(panels, num_threads, [&](std::int64_t begin, std::int64_t end) {
         for (std::int64_t panel = begin; panel < end; ++panel) {
@@ -140,24 +147,26 @@ void pack(const T* weight, T* packed, std::int64_t n, std::int64_t k, int num_th
 
 using namespace octavo::OCTAVO_ISA;
 
-// weight [N, K] contiguous -> packed, ceil(N / 32) * K * 32 elements of the same type.
-OCTAVO_EXPORT(pack_linear)(const void* weight, void* packed, int bfloat16, std::int64_t n, std::int64_t k,
-                           int num_threads) {
-    if (bfloat16) {
-        pack(static_cast<const BFloat16*>(weight), static_cast<BFloat16*>(packed), n, k, num_threads);
+struct PackLinearArguments {
+    const void* weight;  // [N, K] contiguous
+    void* packed;        // ceil(N / 32) * K * 32 elements of the same type
+    std::int64_t bfloat16, n, k, num_threads;
+};
+
+OCTAVO_EXPORT(pack_linear, PackLinearArguments) {
+    if (a.bfloat16) {
+        pack(static_cast<const BFloat16*>(a.weight), static_cast<BFloat16*>(a.packed), a.n, a.k, a.num_threads);
     } else {
-        pack(static_cast<const float*>(weight), static_cast<float*>(packed), n, k, num_threads);
+        pack(static_cast<const float*>(a.weight), static_cast<float*>(a.packed), a.n, a.k, a.num_threads);
     }
     return 0;
 }
 
-// x [rows, K], rows `x_stride` elements apart -> y [rows, N] contiguous. bias [N] or null.
-OCTAVO_EXPORT(linear)(const float* x, std::int64_t x_stride, const void* packed, int bfloat16, const float* bias,
-                      float* y, std::int64_t rows, std::int64_t n, std::int64_t k, int num_threads) {
-    if (bfloat16) {
-        Linear<BFloat16>{x, x_stride, static_cast<const BFloat16*>(packed), bias, y, rows, n, k}.run(num_threads);
+OCTAVO_EXPORT(linear, LinearArguments) {
+    if (a.bfloat16) {
+        Linear<BFloat16>{a, static_cast<const BFloat16*>(a.packed)}.run();
     } else {
-        Linear<float>{x, x_stride, static_cast<const float*>(packed), bias, y, rows, n, k}.run(num_threads);
+        Linear<float>{a, static_cast<const float*>(a.packed)}.run();
     }
     return 0;
 }

@@ -24,21 +24,30 @@ def _reject(op: str, field: str, expected: str, got: torch.Tensor) -> NoReturn:
     )
 
 
-def _check_heads(op: str, field: str, x: torch.Tensor, tokens: int, head_dim: int) -> int:
-    """x [T, heads, D] with dense heads, tokens any number of elements apart; returns that number."""
-    if x.dim() == 3 and x.dtype is _FLOAT32 and x.shape[0] == tokens and x.shape[2] == head_dim:
+def _check_heads(op: str, field: str, x: torch.Tensor, tokens: int, head_dim: int) -> tuple[int, int]:
+    """x [T, heads, D] with dense heads, tokens any number of elements apart. Returns heads and that number."""
+    if x.dim() == 3 and x.dtype is _FLOAT32:
+        rows, heads, columns = x.shape
         token_stride, head_stride, element_stride = x.stride()
-        if element_stride == 1 and (head_stride == head_dim or x.shape[1] == 1):
-            return token_stride
+        dense = element_stride == 1 and (head_stride == head_dim or heads == 1)
+        if dense and rows == tokens and columns == head_dim:
+            return heads, token_stride
     _reject(op, field, f"[{tokens}, heads, {head_dim}] in float32 with dense heads", x)
 
 
-def _check_cache(op: str, key_cache: torch.Tensor, value_cache: torch.Tensor) -> None:
-    for field, cache in (("key_cache", key_cache), ("value_cache", value_cache)):
-        if cache.dtype not in STORAGE_DTYPES or cache.dim() != 4 or not cache.is_contiguous():
-            _reject(op, field, "[N, G, B, D] contiguous, in float32 or bfloat16", cache)
-    if key_cache.shape != value_cache.shape or key_cache.dtype is not value_cache.dtype:
-        _reject(op, "value_cache", f"{list(key_cache.shape)} in {key_cache.dtype} as key_cache is", value_cache)
+def _check_cache(op: str, key_cache: torch.Tensor, value_cache: torch.Tensor) -> torch.Size:
+    """Both caches [N, G, B, D] alike. Returns that shape."""
+    shape, dtype = key_cache.shape, key_cache.dtype
+    if dtype not in STORAGE_DTYPES or len(shape) != 4 or not key_cache.is_contiguous():
+        _reject(op, "key_cache", "[N, G, B, D] contiguous, in float32 or bfloat16", key_cache)
+    if value_cache.dtype is not dtype or value_cache.shape != shape or not value_cache.is_contiguous():
+        _reject(op, "value_cache", f"{list(shape)} contiguous in {dtype} as key_cache is", value_cache)
+    return shape
+
+
+def _check_indices(op: str, field: str, x: torch.Tensor, count: int, dtype: torch.dtype) -> None:
+    if x.numel() != count or x.dtype is not dtype or not x.is_contiguous():
+        _reject(op, field, f"[{count}] in {str(dtype)[6:]}, contiguous", x)
 
 
 class CpuOps:
@@ -132,22 +141,19 @@ class CpuOps:
         k and v [T, G, D] to slots slot_mapping [T] int64 of the caches [N, G, B, D]. Nothing is written if one value is
         out of range."""
         op = "rope_and_cache"
-        _check_cache(op, key_cache, value_cache)
-        num_blocks, kv_heads, block_size, head_dim = key_cache.shape
-        tokens, query_heads = q.shape[0], q.shape[1]
-        q_stride = _check_heads(op, "q", q, tokens, head_dim)
-        k_stride = _check_heads(op, "k", k, tokens, head_dim)
-        v_stride = _check_heads(op, "v", v, tokens, head_dim)
-        if k.shape[1] != kv_heads or v.shape[1] != kv_heads:
-            _reject(op, "k and v", f"of {kv_heads} heads as the KV cache is", k if k.shape[1] != kv_heads else v)
+        num_blocks, kv_heads, block_size, head_dim = _check_cache(op, key_cache, value_cache)
+        tokens = slot_mapping.numel()
+        query_heads, q_stride = _check_heads(op, "q", q, tokens, head_dim)
+        key_heads, k_stride = _check_heads(op, "k", k, tokens, head_dim)
+        value_heads, v_stride = _check_heads(op, "v", v, tokens, head_dim)
+        if key_heads != kv_heads or value_heads != kv_heads:
+            _reject(op, "k and v", f"of {kv_heads} heads as the KV cache is", k if key_heads != kv_heads else v)
         if cos_sin.dim() != 2 or cos_sin.shape[1] != head_dim or cos_sin.dtype is not _FLOAT32 or head_dim % 2:
             _reject(op, "cos_sin", f"[max positions, {head_dim}] in float32, the head size even", cos_sin)
         if not cos_sin.is_contiguous():
             _reject(op, "cos_sin", "contiguous", cos_sin)
-        if positions.shape != (tokens,) or positions.dtype is not _INT32 or not positions.is_contiguous():
-            _reject(op, "positions", f"[{tokens}] in int32, contiguous", positions)
-        if slot_mapping.shape != (tokens,) or slot_mapping.dtype is not _INT64 or not slot_mapping.is_contiguous():
-            _reject(op, "slot_mapping", f"[{tokens}] in int64, contiguous", slot_mapping)
+        _check_indices(op, "positions", positions, tokens, _INT32)
+        _check_indices(op, "slot_mapping", slot_mapping, tokens, _INT64)
         status = self._library.rope_and_cache(
             q.data_ptr(),
             q_stride,
@@ -192,28 +198,21 @@ class CpuOps:
         q [T, H, D] with dense heads, D a multiple of 16; caches [N, G, B, D], G a divisor of H; query_start_loc
         [S + 1], seq_lens [S] and block_tables [S, max blocks] int32; window 0 is none -> [T, H, D] contiguous."""
         op = "attention"
-        _check_cache(op, key_cache, value_cache)
-        num_blocks, kv_heads, block_size, head_dim = key_cache.shape
-        tokens, query_heads = q.shape[0], q.shape[1]
-        q_stride = _check_heads(op, "q", q, tokens, head_dim)
+        num_blocks, kv_heads, block_size, head_dim = _check_cache(op, key_cache, value_cache)
+        tokens = q.size(0)
+        query_heads, q_stride = _check_heads(op, "q", q, tokens, head_dim)
         if query_heads % kv_heads or head_dim % HEAD_DIM_MULTIPLE:
             expected = f"of a multiple of {kv_heads} heads, their size a multiple of {HEAD_DIM_MULTIPLE}"
             _reject(op, "q", expected, q)
-        num_seqs = seq_lens.shape[0]
-        if block_tables.dim() != 2 or block_tables.shape[0] != num_seqs or block_tables.dtype is not _INT32:
+        num_seqs = seq_lens.numel()
+        _check_indices(op, "seq_lens", seq_lens, num_seqs, _INT32)
+        _check_indices(op, "query_start_loc", query_start_loc, num_seqs + 1, _INT32)
+        if block_tables.dim() != 2 or block_tables.dtype is not _INT32:
             _reject(op, "block_tables", f"[{num_seqs}, max blocks] in int32", block_tables)
-        if seq_lens.dim() != 1 or seq_lens.dtype is not _INT32 or not seq_lens.is_contiguous():
-            _reject(op, "seq_lens", "[S] in int32, contiguous", seq_lens)
-        if (
-            query_start_loc.shape != (num_seqs + 1,)
-            or query_start_loc.dtype is not _INT32
-            or not query_start_loc.is_contiguous()
-        ):
-            _reject(op, "query_start_loc", f"[{num_seqs + 1}] in int32, contiguous", query_start_loc)
-        table_width = block_tables.shape[1]
+        rows, table_width = block_tables.shape
         table_stride, entry_stride = block_tables.stride()
-        if entry_stride != 1 and table_width > 1:
-            _reject(op, "block_tables", "of contiguous rows", block_tables)
+        if rows != num_seqs or (entry_stride != 1 and table_width > 1):
+            _reject(op, "block_tables", f"[{num_seqs}, max blocks] in int32 with contiguous rows", block_tables)
         if window < 0:
             raise ValueError(f"{op}: window must be 0 (none) or positive, got {window}")
         out = torch.empty((tokens, query_heads, head_dim))

@@ -42,7 +42,7 @@ class PackedLinear:
         panels = -(-self.out_features // PANEL)
         self._packed = torch.empty(panels * self.in_features * PANEL, dtype=weight.dtype)
         self._bias = None if bias is None else bias.float().contiguous().clone()
-        self._bias_address = None if self._bias is None else self._bias.data_ptr()
+        self._bias_address = 0 if self._bias is None else self._bias.data_ptr()
         self._bfloat16 = weight.dtype is torch.bfloat16
         self._linear = library.linear
         self._num_threads = num_threads

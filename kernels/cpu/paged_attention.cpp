@@ -4,8 +4,6 @@
 // other, or, for a sequence with a single query block (a decode step), by split, so that all threads work on one long
 // sequence. Both run the same code per split and merge splits in the same order: the cut is invisible in the result.
 // Bytes moved in a decode step: each sequence's keys and values once.
-#include <type_traits>
-
 #include "attention_split.h"
 #include "parallel.h"
 
@@ -33,21 +31,32 @@ struct Workspace {
     }
 };
 
+struct AttentionArguments {
+    const float* q;         // [tokens, query_heads, D], D and the heads dense
+    std::int64_t q_stride;  // elements from one token to the next
+    std::int64_t tokens, query_heads;
+    const void* key_cache;  // [num_blocks, kv_heads, block_size, D]
+    const void* value_cache;
+    std::int64_t bfloat16, num_blocks, kv_heads, block_size, head_dim;
+    const std::int32_t* query_start_loc;     // [num_seqs + 1]
+    const std::int32_t* seq_lens;            // [num_seqs]
+    const std::int32_t* block_tables;        // [num_seqs, table_width], rows table_stride elements apart
+    std::int64_t table_stride, table_width, num_seqs;
+    double scale;
+    std::int64_t window;  // 0: none
+    float* out;           // [tokens, query_heads, D] contiguous
+    std::int64_t num_threads;
+};
+
 template <typename T>
 class Attention {
 public:
-    PagedCache<T> cache;
-    const float* q;  // [tokens, query_heads, D]
-    std::int64_t q_stride, tokens, query_heads;
-    const std::int32_t* query_start_loc;  // [num_seqs + 1]
-    const std::int32_t* seq_lens;         // [num_seqs]
-    const std::int32_t* block_tables;     // [num_seqs, table_stride]
-    std::int64_t table_stride, table_width, num_seqs;
-    float scale;
-    std::int64_t window;
-    float* out;  // [tokens, query_heads, D]
+    explicit Attention(const AttentionArguments& arguments)
+        : a(arguments),
+          cache{static_cast<const T*>(a.key_cache), static_cast<const T*>(a.value_cache), a.num_blocks, a.kv_heads,
+                a.block_size, a.head_dim} {}
 
-    int run(int num_threads) {
+    int run() {
         if (!lengths_fit()) return kBadLengths;
         thread_local Scratch shared;
         const std::int64_t count = plan(nullptr, nullptr);
@@ -60,7 +69,7 @@ public:
         plan(tasks, reinterpret_cast<float*>(memory + static_cast<std::size_t>(count) * sizeof(Task)));
 
         int status = kOk;
-        const int threads = count < num_threads ? static_cast<int>(count) : num_threads;
+        const int threads = static_cast<int>(count < a.num_threads ? count : a.num_threads);
 #pragma omp parallel num_threads(threads) if (threads > 1)
         {
 #pragma omp for schedule(dynamic, 1)
@@ -83,15 +92,16 @@ private:
     }
 
     bool lengths_fit() const {
-        if (query_start_loc[0] != 0 || query_start_loc[num_seqs] != tokens) return false;
-        for (std::int64_t s = 0; s < num_seqs; ++s) {
-            const std::int64_t queries = query_start_loc[s + 1] - query_start_loc[s];
-            if (queries < 0 || seq_lens[s] < queries || seq_lens[s] > table_width * cache.block_size) return false;
+        if (a.query_start_loc[0] != 0 || a.query_start_loc[a.num_seqs] != a.tokens) return false;
+        for (std::int64_t s = 0; s < a.num_seqs; ++s) {
+            const std::int64_t queries = a.query_start_loc[s + 1] - a.query_start_loc[s];
+            if (queries < 0 || a.seq_lens[s] < queries) return false;
+            if (a.seq_lens[s] > a.table_width * cache.block_size) return false;
         }
         return true;
     }
 
-    int group() const { return static_cast<int>(query_heads / cache.kv_heads); }
+    int group() const { return static_cast<int>(a.query_heads / cache.kv_heads); }
     int queries_per_block() const { return group() >= kRowBudget ? 1 : kRowBudget / group(); }
     int max_rows() const { return queries_per_block() * group(); }
 
@@ -99,8 +109,8 @@ private:
     std::int64_t plan(Task* tasks, float* partials) {
         std::int64_t count = 0;
         partial_floats_ = 0;
-        for (std::int64_t s = 0; s < num_seqs; ++s) {
-            const std::int64_t queries = query_start_loc[s + 1] - query_start_loc[s];
+        for (std::int64_t s = 0; s < a.num_seqs; ++s) {
+            const std::int64_t queries = a.query_start_loc[s + 1] - a.query_start_loc[s];
             if (queries == 0) continue;
             const std::int64_t blocks = (queries + queries_per_block() - 1) / queries_per_block();
             const QueryBlock whole = describe({static_cast<std::int32_t>(s), 0, 0, -1, nullptr}, nullptr);
@@ -128,27 +138,28 @@ private:
 
     // The task's query block, its queries not yet copied to `packed`.
     QueryBlock describe(const Task& task, const float* packed) const {
-        const std::int64_t queries = query_start_loc[task.sequence + 1] - query_start_loc[task.sequence];
+        const std::int64_t queries = a.query_start_loc[task.sequence + 1] - a.query_start_loc[task.sequence];
         const std::int64_t first = std::int64_t{task.query_block} * queries_per_block(), left = queries - first;
         QueryBlock block;
         block.q = packed;
         block.group = group();
         block.rows = static_cast<int>(left < queries_per_block() ? left : queries_per_block()) * block.group;
-        block.first_position = seq_lens[task.sequence] - queries + first;
-        block.window = window;
+        block.first_position = a.seq_lens[task.sequence] - queries + first;
+        block.window = a.window;
         block.kv_head = task.kv_head;
-        block.block_table = block_tables + task.sequence * table_stride;
+        block.block_table = a.block_tables + task.sequence * a.table_stride;
         return block;
     }
 
-    // Where row 0 of the task's block is in q and out, in heads; `token` is its token.
+    // The token of row 0 of the task's block.
     std::int64_t first_token(const Task& task) const {
-        return query_start_loc[task.sequence] + std::int64_t{task.query_block} * queries_per_block();
+        return a.query_start_loc[task.sequence] + std::int64_t{task.query_block} * queries_per_block();
     }
 
     void pack_queries(const Task& task, const QueryBlock& block, float* packed) const {
+        const float scale = static_cast<float>(a.scale);
         for (int row = 0; row < block.rows; ++row) {
-            const float* from = q + (first_token(task) + row / block.group) * q_stride +
+            const float* from = a.q + (first_token(task) + row / block.group) * a.q_stride +
                                 (block.kv_head * block.group + row % block.group) * cache.head_dim;
             for (std::int64_t d = 0; d < cache.head_dim; ++d) packed[row * cache.head_dim + d] = from[d] * scale;
         }
@@ -156,7 +167,7 @@ private:
 
     void write(const Task& task, const QueryBlock& block, Partial result) const {
         for (int row = 0; row < block.rows; ++row) {
-            float* to = out + ((first_token(task) + row / block.group) * query_heads + block.kv_head * block.group +
+            float* to = a.out + ((first_token(task) + row / block.group) * a.query_heads + block.kv_head * block.group +
                                row % block.group) * cache.head_dim;
             for (std::int64_t d = 0; d < cache.head_dim; ++d)
                 to[d] = result.out[row * cache.head_dim + d] / result.sum[row];
@@ -207,6 +218,8 @@ private:
         return kOk;
     }
 
+    const AttentionArguments& a;
+    const PagedCache<T> cache;
     std::int64_t partial_floats_ = 0;
 };
 
@@ -215,32 +228,6 @@ private:
 
 using namespace octavo::OCTAVO_ISA;
 
-// Returns 0, 1 for query_start_loc and seq_lens that do not fit together, 2 for a block outside the cache, 3 when memory
-// ran out.
-OCTAVO_EXPORT(attention)(const float* q, std::int64_t q_stride, std::int64_t tokens, std::int64_t query_heads,
-                         const void* key_cache, const void* value_cache, int bfloat16, std::int64_t num_blocks,
-                         std::int64_t kv_heads, std::int64_t block_size, std::int64_t head_dim,
-                         const std::int32_t* query_start_loc, const std::int32_t* seq_lens,
-                         const std::int32_t* block_tables, std::int64_t table_stride, std::int64_t table_width,
-                         std::int64_t num_seqs, float scale, std::int64_t window, float* out, int num_threads) {
-    const auto run = [&](auto* keys, auto* values) {
-        Attention<std::remove_const_t<std::remove_pointer_t<decltype(keys)>>> attention;
-        attention.cache = {keys, values, num_blocks, kv_heads, block_size, head_dim};
-        attention.q = q;
-        attention.q_stride = q_stride;
-        attention.tokens = tokens;
-        attention.query_heads = query_heads;
-        attention.query_start_loc = query_start_loc;
-        attention.seq_lens = seq_lens;
-        attention.block_tables = block_tables;
-        attention.table_stride = table_stride;
-        attention.table_width = table_width;
-        attention.num_seqs = num_seqs;
-        attention.scale = scale;
-        attention.window = window;
-        attention.out = out;
-        return attention.run(num_threads);
-    };
-    return bfloat16 ? run(static_cast<const BFloat16*>(key_cache), static_cast<const BFloat16*>(value_cache))
-                    : run(static_cast<const float*>(key_cache), static_cast<const float*>(value_cache));
+OCTAVO_EXPORT(attention, AttentionArguments) {
+    return a.bfloat16 ? Attention<BFloat16>(a).run() : Attention<float>(a).run();
 }

@@ -11,8 +11,8 @@ namespace octavo::OCTAVO_ISA {
 
 // Calls body(begin, end) on even, contiguous parts of 0..count, one per thread.
 template <typename F>
-inline void parallel_ranges(std::int64_t count, int num_threads, const F& body) {
-    const int threads = count < num_threads ? static_cast<int>(count) : num_threads;
+inline void parallel_ranges(std::int64_t count, std::int64_t num_threads, const F& body) {
+    const int threads = static_cast<int>(count < num_threads ? count : num_threads);
     if (threads <= 1) {
         if (count > 0) body(std::int64_t{0}, count);
         return;

@@ -35,28 +35,50 @@ inline void normalise_row(const float* x, const T* weight, float* out, std::int6
     }
 }
 
+struct RmsNormArguments {
+    const float* x;  // [outer, inner, C], the inner two dimensions dense
+    std::int64_t outer, inner;
+    std::int64_t outer_stride;  // elements from one outer index to the next
+    const void* weight;         // [C]
+    std::int64_t bfloat16;
+    float* out;  // [outer, inner, C] contiguous
+    std::int64_t channels;
+    double eps;
+    std::int64_t num_threads;
+};
+
 template <typename T>
-void rms_norm(const float* x, std::int64_t outer, std::int64_t inner, std::int64_t outer_stride, const T* weight,
-              float* out, std::int64_t channels, float eps, int num_threads) {
-    const int threads = outer * inner * channels <= kSerialElements ? 1 : num_threads;
-    parallel_ranges(outer, threads, [&](std::int64_t begin, std::int64_t end) {
+void rms_norm(const RmsNormArguments& a) {
+    const std::int64_t threads = a.outer * a.inner * a.channels <= kSerialElements ? 1 : a.num_threads;
+    parallel_ranges(a.outer, threads, [&](std::int64_t begin, std::int64_t end) {
         for (std::int64_t o = begin; o < end; ++o)
-            for (std::int64_t i = 0; i < inner; ++i)
-                normalise_row(x + o * outer_stride + i * channels, weight, out + (o * inner + i) * channels, channels,
-                              eps);
+            for (std::int64_t i = 0; i < a.inner; ++i)
+                normalise_row(a.x + o * a.outer_stride + i * a.channels, static_cast<const T*>(a.weight),
+                              a.out + (o * a.inner + i) * a.channels, a.channels, static_cast<float>(a.eps));
     });
 }
 
+struct AddRmsNormArguments {
+    const float* x;  // [rows, C] contiguous
+    float* residual;
+    const void* weight;  // [C]
+    std::int64_t bfloat16;
+    float* out;
+    std::int64_t rows, channels;
+    double eps;
+    std::int64_t num_threads;
+};
+
 template <typename T>
-void add_rms_norm(const float* x, float* residual, const T* weight, float* out, std::int64_t rows,
-                  std::int64_t channels, float eps, int num_threads) {
-    const int threads = rows * channels <= kSerialElements ? 1 : num_threads;
-    parallel_ranges(rows, threads, [&](std::int64_t begin, std::int64_t end) {
+void add_rms_norm(const AddRmsNormArguments& a) {
+    const std::int64_t threads = a.rows * a.channels <= kSerialElements ? 1 : a.num_threads;
+    parallel_ranges(a.rows, threads, [&](std::int64_t begin, std::int64_t end) {
         for (std::int64_t row = begin; row < end; ++row) {
-            const float* added = x + row * channels;
-            float* sum = residual + row * channels;
-            for (std::int64_t i = 0; i < channels; ++i) sum[i] += added[i];
-            normalise_row(sum, weight, out + row * channels, channels, eps);
+            const float* added = a.x + row * a.channels;
+            float* sum = a.residual + row * a.channels;
+            for (std::int64_t i = 0; i < a.channels; ++i) sum[i] += added[i];
+            normalise_row(sum, static_cast<const T*>(a.weight), a.out + row * a.channels, a.channels,
+                          static_cast<float>(a.eps));
         }
     });
 }
@@ -66,25 +88,13 @@ void add_rms_norm(const float* x, float* residual, const T* weight, float* out, 
 
 using namespace octavo::OCTAVO_ISA;
 
-// x [outer, inner, C], the two inner dimensions dense, outer ones `outer_stride` elements apart -> out contiguous.
-OCTAVO_EXPORT(rms_norm)(const float* x, std::int64_t outer, std::int64_t inner, std::int64_t outer_stride,
-                        const void* weight, int bfloat16, float* out, std::int64_t channels, float eps,
-                        int num_threads) {
-    if (bfloat16) {
-        rms_norm(x, outer, inner, outer_stride, static_cast<const BFloat16*>(weight), out, channels, eps, num_threads);
-    } else {
-        rms_norm(x, outer, inner, outer_stride, static_cast<const float*>(weight), out, channels, eps, num_threads);
-    }
+OCTAVO_EXPORT(rms_norm, RmsNormArguments) {
+    a.bfloat16 ? rms_norm<BFloat16>(a) : rms_norm<float>(a);
     return 0;
 }
 
-// residual += x in place, out = rms_norm(residual). x, residual, out [rows, C] contiguous.
-OCTAVO_EXPORT(add_rms_norm)(const float* x, float* residual, const void* weight, int bfloat16, float* out,
-                            std::int64_t rows, std::int64_t channels, float eps, int num_threads) {
-    if (bfloat16) {
-        add_rms_norm(x, residual, static_cast<const BFloat16*>(weight), out, rows, channels, eps, num_threads);
-    } else {
-        add_rms_norm(x, residual, static_cast<const float*>(weight), out, rows, channels, eps, num_threads);
-    }
+// residual += x in place, out = rms_norm(residual).
+OCTAVO_EXPORT(add_rms_norm, AddRmsNormArguments) {
+    a.bfloat16 ? add_rms_norm<BFloat16>(a) : add_rms_norm<float>(a);
     return 0;
 }

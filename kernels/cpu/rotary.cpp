@@ -2,8 +2,6 @@
 //
 // Halves layout: element i of a head pairs with element i + D/2. Plain loops: without contraction every element is two
 // products and one sum, rounded one by one, whether the compiler makes it a vector or not.
-#include <type_traits>
-
 #include "parallel.h"
 #include "simd.h"
 
@@ -37,73 +35,58 @@ inline void write(const float* from, BFloat16* to, std::int64_t count) {
     }
 }
 
-struct Heads {
-    float* base;          // [T, count, D], D and the heads dense
-    std::int64_t stride;  // elements from one token to the next
-    std::int64_t count;
-};
-
-template <typename T>
-struct RopeAndCache {
-    Heads q, k, v;
+// q, k and v: [tokens, heads, D], D and the heads dense, tokens `stride` elements apart.
+struct RopeAndCacheArguments {
+    float* q;
+    std::int64_t q_stride, q_heads;
+    float* k;
+    std::int64_t k_stride;
+    const float* v;
+    std::int64_t v_stride, kv_heads;
     const float* cos_sin;  // [max_positions, D]
     std::int64_t max_positions;
-    const std::int32_t* positions;     // [T]
-    const std::int64_t* slot_mapping;  // [T]
-    T* key_cache;                      // [N, G, B, D]
-    T* value_cache;
-    std::int64_t num_blocks, block_size, head_dim;
-
-    int check(std::int64_t tokens) const {
-        for (std::int64_t t = 0; t < tokens; ++t) {
-            if (positions[t] < 0 || positions[t] >= max_positions) return kPositionOutOfRange;
-            if (slot_mapping[t] < 0 || slot_mapping[t] >= num_blocks * block_size) return kSlotOutOfRange;
-        }
-        return kOk;
-    }
-
-    void token(std::int64_t t) const {
-        const float* angles = cos_sin + positions[t] * head_dim;
-        for (std::int64_t h = 0; h < q.count; ++h) rotate(q.base + t * q.stride + h * head_dim, angles, head_dim / 2);
-        const std::int64_t block = slot_mapping[t] / block_size, offset = slot_mapping[t] % block_size;
-        for (std::int64_t g = 0; g < k.count; ++g) {
-            float* key = k.base + t * k.stride + g * head_dim;
-            rotate(key, angles, head_dim / 2);
-            const std::int64_t slot = ((block * k.count + g) * block_size + offset) * head_dim;
-            write(key, key_cache + slot, head_dim);
-            write(v.base + t * v.stride + g * head_dim, value_cache + slot, head_dim);
-        }
-    }
-
-    int run(std::int64_t tokens, int num_threads) const {
-        // Checked before anything is written: a refused call leaves q, k and the cache as they were.
-        if (const int status = check(tokens); status != kOk) return status;
-        const int threads = tokens * (q.count + 2 * k.count) * head_dim <= kSerialElements ? 1 : num_threads;
-        parallel_ranges(tokens, threads, [&](std::int64_t begin, std::int64_t end) {
-            for (std::int64_t t = begin; t < end; ++t) token(t);
-        });
-        return kOk;
-    }
+    const std::int32_t* positions;     // [tokens]
+    const std::int64_t* slot_mapping;  // [tokens]
+    void* key_cache;                   // [num_blocks, kv_heads, block_size, D]
+    void* value_cache;
+    std::int64_t bfloat16, num_blocks, block_size, head_dim, tokens, num_threads;
 };
+
+int check(const RopeAndCacheArguments& a) {
+    for (std::int64_t t = 0; t < a.tokens; ++t) {
+        if (a.positions[t] < 0 || a.positions[t] >= a.max_positions) return kPositionOutOfRange;
+        if (a.slot_mapping[t] < 0 || a.slot_mapping[t] >= a.num_blocks * a.block_size) return kSlotOutOfRange;
+    }
+    return kOk;
+}
+
+template <typename T>
+void rope_and_cache_token(const RopeAndCacheArguments& a, std::int64_t t) {
+    const std::int64_t head_dim = a.head_dim, half = head_dim / 2;
+    const float* angles = a.cos_sin + a.positions[t] * head_dim;
+    for (std::int64_t h = 0; h < a.q_heads; ++h) rotate(a.q + t * a.q_stride + h * head_dim, angles, half);
+    const std::int64_t block = a.slot_mapping[t] / a.block_size, offset = a.slot_mapping[t] % a.block_size;
+    for (std::int64_t g = 0; g < a.kv_heads; ++g) {
+        float* key = a.k + t * a.k_stride + g * head_dim;
+        rotate(key, angles, half);
+        const std::int64_t slot = ((block * a.kv_heads + g) * a.block_size + offset) * head_dim;
+        write(key, static_cast<T*>(a.key_cache) + slot, head_dim);
+        write(a.v + t * a.v_stride + g * head_dim, static_cast<T*>(a.value_cache) + slot, head_dim);
+    }
+}
 
 }  // namespace
 }  // namespace octavo::OCTAVO_ISA
 
 using namespace octavo::OCTAVO_ISA;
 
-// Returns 0, 1 for a position outside cos_sin, 2 for a slot outside the cache.
-OCTAVO_EXPORT(rope_and_cache)(float* q, std::int64_t q_stride, std::int64_t q_heads, float* k, std::int64_t k_stride,
-                              float* v, std::int64_t v_stride, std::int64_t kv_heads, const float* cos_sin,
-                              std::int64_t max_positions, const std::int32_t* positions,
-                              const std::int64_t* slot_mapping, void* key_cache, void* value_cache, int bfloat16,
-                              std::int64_t num_blocks, std::int64_t block_size, std::int64_t head_dim,
-                              std::int64_t tokens, int num_threads) {
-    const auto run = [&](auto* keys, auto* values) {
-        using T = std::remove_pointer_t<decltype(keys)>;
-        return RopeAndCache<T>{{q, q_stride, q_heads}, {k, k_stride, kv_heads}, {v, v_stride, kv_heads}, cos_sin,
-                               max_positions, positions, slot_mapping, keys, values, num_blocks, block_size, head_dim}
-            .run(tokens, num_threads);
-    };
-    return bfloat16 ? run(static_cast<BFloat16*>(key_cache), static_cast<BFloat16*>(value_cache))
-                    : run(static_cast<float*>(key_cache), static_cast<float*>(value_cache));
+OCTAVO_EXPORT(rope_and_cache, RopeAndCacheArguments) {
+    // Checked before anything is written: a refused call leaves q, k and the cache as they were.
+    if (const int status = check(a); status != kOk) return status;
+    const bool small = a.tokens * (a.q_heads + 2 * a.kv_heads) * a.head_dim <= kSerialElements;
+    parallel_ranges(a.tokens, small ? 1 : a.num_threads, [&](std::int64_t begin, std::int64_t end) {
+        for (std::int64_t t = begin; t < end; ++t)
+            a.bfloat16 ? rope_and_cache_token<BFloat16>(a, t) : rope_and_cache_token<float>(a, t);
+    });
+    return kOk;
 }

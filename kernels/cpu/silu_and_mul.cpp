@@ -6,19 +6,29 @@
 
 using namespace octavo::OCTAVO_ISA;
 
-// Rows of gate_up are `stride` elements apart; out is contiguous.
-OCTAVO_EXPORT(silu_and_mul)(const float* gate_up, std::int64_t stride, float* out, std::int64_t rows,
-                            std::int64_t size, int num_threads) {
-    const int threads = rows * size <= kSerialElements / 4 ? 1 : num_threads;  // exp makes an element dearer
-    parallel_ranges(rows, threads, [&](std::int64_t begin, std::int64_t end) {
+namespace {
+
+struct SiluAndMulArguments {
+    const float* gate_up;  // [rows, 2 * size]
+    std::int64_t stride;   // elements from one row to the next
+    float* out;            // [rows, size] contiguous
+    std::int64_t rows, size, num_threads;
+};
+
+}  // namespace
+
+OCTAVO_EXPORT(silu_and_mul, SiluAndMulArguments) {
+    // exp makes an element dearer than in the other element-wise ops.
+    const std::int64_t threads = a.rows * a.size <= kSerialElements / 4 ? 1 : a.num_threads;
+    parallel_ranges(a.rows, threads, [&](std::int64_t begin, std::int64_t end) {
         const Vec one = broadcast(1.0f);
         for (std::int64_t row = begin; row < end; ++row) {
-            const float* gate = gate_up + row * stride;
-            const float* up = gate + size;
-            for (std::int64_t i = 0; i < size; i += kLanes) {
-                const std::int64_t left = size - i;
+            const float* gate = a.gate_up + row * a.stride;
+            const float* up = gate + a.size;
+            for (std::int64_t i = 0; i < a.size; i += kLanes) {
+                const std::int64_t left = a.size - i;
                 const Vec x = load_up_to(gate + i, left);
-                store_up_to(out + row * size + i, x / (one + exp(zero() - x)) * load_up_to(up + i, left), left);
+                store_up_to(a.out + row * a.size + i, x / (one + exp(zero() - x)) * load_up_to(up + i, left), left);
             }
         }
     });

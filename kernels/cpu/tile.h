@@ -80,7 +80,7 @@ inline void with_rows(int rows, const F& f) {
     }
 }
 
-// Cuts `total` rows into the fewest tiles of up to MAX, as even as possible, and calls f(first row, Int<rows of the tile>).
+// Cuts `total` rows into the fewest tiles of up to MAX, as even as possible; calls f(first row, Int<rows of the tile>).
 template <int MAX, typename F>
 inline void for_row_tiles(std::ptrdiff_t total, const F& f) {
     const std::ptrdiff_t tiles = (total + MAX - 1) / MAX;

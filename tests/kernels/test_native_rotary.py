@@ -97,6 +97,6 @@ def test_refuses_tensors_that_do_not_fit(ops: CpuOps) -> None:
     with pytest.raises(ValueError, match=r"positions must be \[20\] in int32"):
         ops.rope_and_cache(q, k, v, cos_sin, positions.long(), caches[0], caches[1], slots)
     with pytest.raises(ValueError, match=r"slot_mapping must be \[20\] in int64"):
-        ops.rope_and_cache(q, k, v, cos_sin, positions, caches[0], caches[1], slots[:19])
+        ops.rope_and_cache(q, k, v, cos_sin, positions, caches[0], caches[1], slots.int())
     with pytest.raises(ValueError, match=r"q must be \[20, heads, 16\] in float32 with dense heads"):
         ops.rope_and_cache(q.transpose(1, 2), k, v, cos_sin, positions, caches[0], caches[1], slots)
