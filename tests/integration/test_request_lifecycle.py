@@ -7,11 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from clients import AlreadyExistsError, DeadlineError, FinishReason, UnavailableError
+from clients import AlreadyExistsError, Client, DeadlineError, FinishReason, UnavailableError
 from tests.integration.harness import Cluster, cluster, collect
 from tests.integration.processes import wait_until
-
-LONG = {"max_tokens": 2000, "ignore_eos": True}
 
 
 @pytest.fixture(scope="module")
@@ -77,6 +75,31 @@ def test_dropping_a_waiting_call_takes_it_out_of_the_queue(server: Cluster) -> N
     for runner in runners:
         runner.close()
     server.wait_empty()
+
+
+def test_a_client_that_vanishes_leaves_no_block_behind(server: Cluster) -> None:
+    server.wait_empty()
+    with Client(server.scheduler.address) as other:
+        streams = [other.generate(f"doomed {i}", temperature=0.0, max_tokens=3000, ignore_eos=True) for i in range(3)]
+        next(streams[0])
+        server.wait_for(lambda s: s.queues.running == 2 and s.queues.waiting == 1, "two run and one waits")
+    server.wait_empty()
+
+
+def test_another_scheduler_takes_the_worker_over(uniform_model: Path, tmp_path: Path) -> None:
+    with cluster(uniform_model, tmp_path, worker_args=["--num-gpu-blocks-override", "128"]) as server:
+        expected = server.complete("the same again", max_tokens=20, ignore_eos=True)
+        stream = server.generate("cut off", max_tokens=1500, ignore_eos=True)
+        next(stream)
+        server.scheduler.kill()
+        with pytest.raises(UnavailableError):
+            collect(stream)
+        server.scheduler.start().wait_serving()
+        again = server.complete("the same again", max_tokens=20, ignore_eos=True)
+        assert again.token_ids == expected.token_ids
+        assert again.usage is not None
+        assert again.usage.cached_tokens == 0  # a new scheduler knows nothing of the worker's blocks
+        server.wait_empty()
 
 
 def test_sigterm_drains_the_scheduler(uniform_model: Path, tmp_path: Path) -> None:

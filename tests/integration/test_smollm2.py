@@ -83,6 +83,7 @@ def test_forty_at_once_equal_each_alone(
     different = [len(prompt) for prompt, a, b in zip(prompts, outputs, alone, strict=True) if a != b]
     assert not different, f"ids differ from those alone for prompts of {different} tokens"
     assert stats.blocks.total == POOL
+    assert stats.counters.preemptions > 0
     assert stats.counters.generated_tokens == len(LENGTHS) * OUTPUT
     if server.proxy is not None:
         # Withholding must have been the rule: results that no plan followed are those of the last steps.

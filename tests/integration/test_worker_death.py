@@ -15,7 +15,7 @@ from tests.oracle.tokenizer import byte_ids
 from tests.oracle.uniform import UniformOracle
 
 POOL = ["--num-gpu-blocks-override", "128"]
-OUTPUT = 300
+OUTPUT = 500
 PROMPTS = ["The worker dies while I am read", "So it does for me, with another seed", "And for me" * 12]
 # Greedy, and drawn with a seed; the third has no seed of its own in the request and still must not repeat an index.
 SAMPLING: list[dict[str, float]] = [{"temperature": 0.0}, {"temperature": 1.0, "seed": 7}, {"temperature": 0.7}]
