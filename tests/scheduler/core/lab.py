@@ -175,7 +175,8 @@ class Lab:
             assert all(sequence.queue is queue for sequence in members)
             keys = [(sequence.priority, sequence.arrival) for sequence in members]
             assert keys == sorted(set(keys))
-        assert all(sequence.row is None and not sequence.blocks for sequence in core.waiting)
+        for sequence in core.waiting:
+            assert (sequence.row, sequence.blocks, sequence.num_computed_tokens) == (None, (), 0)
         rows = [sequence.row for sequence in core.running if sequence.row is not None]
         assert sorted([*rows, *core.free_rows]) == list(range(config.max_num_seqs))
 
@@ -213,9 +214,9 @@ class Lab:
         assert not any(core.block_references)
         assert core.free_rows == tuple(range(self.config.max_num_seqs))
 
-    def replay(self, *, core: Scheduler | None = None) -> None:
+    def replay(self) -> None:
         """Repeats every call on a fresh core and expects the same answers."""
-        core = core or Scheduler(self.config)
+        core = Scheduler(self.config)
         for index, record in enumerate(self.records):
             assert record.verb(core) == record.answer, f"call {index} answers differently"
         assert core.snapshot() == self.core.snapshot()

@@ -93,3 +93,15 @@ def test_finishing_all_ends_running_and_waiting_sequences() -> None:
     ]
     assert core.snapshot().num_live == 0
     assert not any(core.snapshot().block_references)
+
+
+def test_tokens_computed_again_in_chunks_are_booked_as_recomputed() -> None:
+    core = Scheduler(CoreConfig(num_blocks=4, block_size=4, max_num_seqs=1, max_num_batched_tokens=4))
+    core.add(spec(1, 9))
+    for _ in range(3):
+        answer(core, planned(core))
+    core.requeue_all(4)
+    for _ in range(3):
+        answer(core, planned(core))
+    counters = core.counters
+    assert (counters.kept_tokens, counters.recomputed_tokens, counters.wasted_tokens) == (10, 9, 0)
