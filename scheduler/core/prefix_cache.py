@@ -33,10 +33,15 @@ def token_bytes(token_ids: list[int]) -> bytes:
     return array("I", token_ids).tobytes()
 
 
-class _Entry(NamedTuple):
+class PrefixEntry(NamedTuple):
+    """What an indexed block holds. first_key: that of the chain's first block. tenant, cache_salt: of the sequence that
+    computed it; tenants share blocks under equal salts, so others may use it too."""
+
     key: bytes
     tokens: bytes
     first_key: bytes
+    tenant: str
+    cache_salt: str
 
 
 class PrefixCache:
@@ -44,7 +49,7 @@ class PrefixCache:
 
     def __init__(self) -> None:
         self._block_of: dict[bytes, int] = {}
-        self._entry_of: dict[int, _Entry] = {}
+        self._entry_of: dict[int, PrefixEntry] = {}
 
     def __len__(self) -> int:
         return len(self._block_of)
@@ -59,12 +64,21 @@ class PrefixCache:
             return None
         return block
 
-    def insert(self, key: bytes, tokens: bytes, block: int, first_key: bytes) -> None:
-        """Makes a block findable, unless its prefix is already found elsewhere. first_key is that of the chain's first
-        block."""
+    def entry(self, block: int) -> PrefixEntry | None:
+        """What is known of a block; None if it is not indexed."""
+        return self._entry_of.get(block)
+
+    def indexed_blocks(self) -> list[int]:
+        """All blocks that can be found, in the order in which they were indexed."""
+        return list(self._entry_of)
+
+    def insert(
+        self, key: bytes, tokens: bytes, block: int, first_key: bytes, *, tenant: str = "", cache_salt: str = ""
+    ) -> None:
+        """Makes a block findable, unless its prefix is already found elsewhere. The arguments are `PrefixEntry`'s."""
         if key not in self._block_of and block not in self._entry_of:
             self._block_of[key] = block
-            self._entry_of[block] = _Entry(key, tokens, first_key)
+            self._entry_of[block] = PrefixEntry(key, tokens, first_key, tenant, cache_salt)
 
     def beginning_with(self, first_key: bytes) -> list[int]:
         """All blocks whose chain has this first block, whichever branch they are on."""

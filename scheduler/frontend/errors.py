@@ -21,6 +21,7 @@ from scheduler.core.result import EndReason
 from scheduler.messages import Rejected
 
 ERROR_DOMAIN: Final = "octavo"
+_MAX_METADATA_CHARACTERS: Final = 256  # it travels in the headers, with the rest of the status
 
 
 class ModelLoadError(Exception):
@@ -73,6 +74,17 @@ class DuplicateRequestError(RequestError):
 
     def __init__(self, request_id: str) -> None:
         super().__init__(f"request_id: {request_id!r} is in use by a live request; use another, or wait until it ends")
+
+
+class UnknownRequestError(RequestError):
+    """No live request has this id."""
+
+    def __init__(self, request_id: str) -> None:
+        super().__init__(f"request_id: {request_id!r} is not a live request; it never came, or it has ended")
+        self._request_id = request_id
+
+    def metadata(self) -> dict[str, str]:
+        return {"field": "request_id", "value": self._request_id[:_MAX_METADATA_CHARACTERS]}
 
 
 class DrainingError(RequestError):
@@ -133,6 +145,7 @@ _TABLE: Final[dict[str | EndReason, Status]] = {
     InvalidSequenceError.__name__: Status(grpc.StatusCode.INVALID_ARGUMENT, "INVALID_REQUEST"),
     NeverFitsError.__name__: Status(grpc.StatusCode.INVALID_ARGUMENT, "NEVER_FITS"),
     UnknownModelError.__name__: Status(grpc.StatusCode.NOT_FOUND, "MODEL_NOT_SERVED"),
+    UnknownRequestError.__name__: Status(grpc.StatusCode.NOT_FOUND, "REQUEST_NOT_LIVE"),
     DuplicateRequestError.__name__: Status(grpc.StatusCode.ALREADY_EXISTS, "REQUEST_ID_IN_USE"),
     DuplicateSequenceError.__name__: Status(grpc.StatusCode.ALREADY_EXISTS, "REQUEST_ID_IN_USE"),
     QueueFullError.__name__: Status(grpc.StatusCode.RESOURCE_EXHAUSTED, "QUEUE_FULL", 1.0),

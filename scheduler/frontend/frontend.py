@@ -18,6 +18,7 @@ from contextlib import asynccontextmanager
 from typing import Final
 
 from scheduler.core.sequence import SequenceSpec
+from scheduler.frontend.directory import LiveRequest
 from scheduler.frontend.errors import DrainingError, DuplicateRequestError, RejectedError, UnknownModelError
 from scheduler.frontend.model_info import ModelInfo
 from scheduler.frontend.prompts import EncodedPrompt, encode_prompt, prompt_size
@@ -59,6 +60,14 @@ class Frontend:
     def num_live(self) -> int:
         """Requests that are being tokenised, wait or run."""
         return len(self._request_ids)
+
+    def requests(self) -> list[LiveRequest]:
+        """All live requests in order of arrival, those that are still being tokenised last."""
+        grouped: dict[str, list[Stream]] = {}
+        for stream in self._streams.values():
+            grouped.setdefault(stream.request_id, []).append(stream)
+        ready = [LiveRequest.of(streams) for streams in grouped.values()]
+        return ready + [LiveRequest(request_id=id_) for id_ in sorted(self._request_ids.difference(grouped))]
 
     def drain(self) -> None:
         """Refuses new requests from now on; the live ones go on."""
@@ -112,7 +121,7 @@ class Frontend:
     async def _prepare(self, request: GenerateInput, arrival_ns: int, deadline_ns: int | None) -> Stream:
         validated = validate(
             request,
-            await self._encode(request.prompt),
+            await self.encode(request.prompt),
             model=self.model,
             eos_token_ids=self.tokenizer.eos_token_ids,
             defaults=self.tokenizer.sampling_defaults,
@@ -124,7 +133,8 @@ class Frontend:
             arrival_ns=arrival_ns,
         )
 
-    async def _encode(self, prompt: Prompt | None) -> EncodedPrompt:
+    async def encode(self, prompt: Prompt | None) -> EncodedPrompt:
+        """Tokenises a prompt, a long one in a thread. What it gives is not checked against the model's limits."""
         if prompt_size(prompt) <= _INLINE_CHARACTERS:
             return encode_prompt(prompt, self.tokenizer)
         return await asyncio.to_thread(encode_prompt, prompt, self.tokenizer)

@@ -21,7 +21,7 @@ from google.rpc import error_details_pb2, status_pb2
 from grpc_status import rpc_status
 from structlog.typing import FilteringBoundLogger
 
-from octavo.serving.v1 import generation_pb2, generation_pb2_grpc
+from octavo.serving.v1 import admin_pb2, generation_pb2, generation_pb2_grpc
 from scheduler.core.result import EndReason
 from scheduler.frontend.errors import ERROR_DOMAIN, INTERNAL, RequestError, Status, status_of
 from scheduler.frontend.frontend import Frontend
@@ -64,7 +64,7 @@ class GenerationServicer(generation_pb2_grpc.GenerationServiceServicer):
             rpc = to_rpc_status(RequestError("internal error; the server's log has its trace"), INTERNAL)
         else:
             return
-        await _abort(context, rpc)
+        await abort(context, rpc)
 
     async def _generate(self, request: GenerateInput, context: _Context, log: FilteringBoundLogger) -> None:
         begin_ns = time.monotonic_ns()
@@ -120,7 +120,7 @@ def to_input(request: generation_pb2.GenerateRequest, request_id: str) -> Genera
     """The request as plain values."""
     return GenerateInput(
         request_id=request_id,
-        prompt=_prompt(request),
+        prompt=to_prompt(request),
         sampling=_sampling(request.sampling_params),
         tenant=request.tenant,
         priority=request.priority,
@@ -169,7 +169,8 @@ def to_rpc_status(error: RequestError, status: Status) -> status_pb2.Status:
     return status_pb2.Status(code=status.code.value[0], message=_cut(str(error), _MAX_MESSAGE_BYTES), details=packed)
 
 
-def _prompt(request: generation_pb2.GenerateRequest) -> Prompt | None:
+def to_prompt(request: generation_pb2.GenerateRequest | admin_pb2.ProbePrefixRequest) -> Prompt | None:
+    """The prompt as a plain value; both messages have the same oneof."""
     match request.WhichOneof("prompt"):
         case "text":
             return TextPrompt(text=request.text)
@@ -225,7 +226,8 @@ def _deadline_ns(context: _Context, now_ns: int) -> int | None:
     return None if remaining is None else now_ns + int(remaining * 1e9)
 
 
-async def _abort(context: _Context, rpc: status_pb2.Status) -> NoReturn:
+async def abort(context: _Context, rpc: status_pb2.Status) -> NoReturn:
+    """Ends a call with a status and its details."""
     status = rpc_status.to_status(rpc)
     await context.abort(status.code, status.details, status.trailing_metadata)
     raise AssertionError("abort does not return")

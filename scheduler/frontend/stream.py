@@ -77,6 +77,11 @@ class Stream:
         """Tokens that the engine has delivered so far."""
         return self._num_tokens
 
+    @property
+    def arrival_ns(self) -> int:
+        """When the request came, on the engine's clock."""
+        return self._arrival_ns
+
     def push_started(self, cached_tokens: int, now_ns: int) -> None:
         """Only the first admission counts: later ones follow a preemption or a worker's death."""
         if self._started_ns is None:

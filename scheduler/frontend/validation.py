@@ -64,7 +64,7 @@ def validate(
     violations = (
         *_check_fields(request),
         *_check_sampling(request.sampling, model),
-        *_check_prompt(prompt, request.sampling.max_tokens, model),
+        *check_prompt(prompt, request.sampling.max_tokens, model),
     )
     if violations:
         raise InvalidRequestError(violations)
@@ -130,7 +130,8 @@ def _check_sampling(sampling: SamplingInput, model: ModelInfo) -> Iterator[Viola
             yield _violation(name, f"is {_shortened(value)}, is not supported yet: leave it out")
 
 
-def _check_prompt(prompt: EncodedPrompt, max_tokens: int | None, model: ModelInfo) -> Iterator[Violation]:
+def check_prompt(prompt: EncodedPrompt, max_tokens: int | None, model: ModelInfo) -> Iterator[Violation]:
+    """What is wrong with a prompt, alone and together with max_tokens."""
     yield from prompt.violations
     if prompt.violations:
         return

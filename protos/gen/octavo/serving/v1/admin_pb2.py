@@ -22,27 +22,86 @@ _runtime_version.ValidateProtobufRuntimeVersion(
 _sym_db = _symbol_database.Default()
 
 
+from octavo.serving.v1 import generation_pb2 as octavo_dot_serving_dot_v1_dot_generation__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1doctavo/serving/v1/admin.proto\x12\x11octavo.serving.v1\"\x11\n\x0fGetStatsRequest\"\xd3\x01\n\x10GetStatsResponse\x12-\n\x06queues\x18\x01 \x01(\x0b\x32\x1d.octavo.serving.v1.QueueStats\x12-\n\x06\x62locks\x18\x02 \x01(\x0b\x32\x1d.octavo.serving.v1.BlockStats\x12\x31\n\x08\x63ounters\x18\x03 \x01(\x0b\x32\x1f.octavo.serving.v1.CounterStats\x12.\n\x06worker\x18\x04 \x01(\x0b\x32\x1e.octavo.serving.v1.WorkerStats\"?\n\nQueueStats\x12\x0f\n\x07running\x18\x01 \x01(\r\x12\x0f\n\x07waiting\x18\x02 \x01(\r\x12\x0f\n\x07swapped\x18\x03 \x01(\r\"a\n\nBlockStats\x12\x12\n\nblock_size\x18\x01 \x01(\r\x12\r\n\x05total\x18\x02 \x01(\r\x12\x0c\n\x04\x66ree\x18\x03 \x01(\r\x12\x0e\n\x06\x63\x61\x63hed\x18\x04 \x01(\r\x12\x12\n\nreferenced\x18\x05 \x01(\r\"\xf7\x01\n\x0c\x43ounterStats\x12\r\n\x05steps\x18\x01 \x01(\x04\x12\x13\n\x0bpreemptions\x18\x02 \x01(\x04\x12\x10\n\x08\x66inished\x18\x03 \x01(\x04\x12\x1c\n\x14prefix_cache_queries\x18\x04 \x01(\x04\x12\x19\n\x11prefix_cache_hits\x18\x05 \x01(\x04\x12\x18\n\x10generated_tokens\x18\x06 \x01(\x04\x12\x17\n\x0f\x63omputed_tokens\x18\x07 \x01(\x04\x12\x13\n\x0bkept_tokens\x18\x08 \x01(\x04\x12\x19\n\x11recomputed_tokens\x18\t \x01(\x04\x12\x15\n\rwasted_tokens\x18\n \x01(\x04\"R\n\x0bWorkerStats\x12\x0f\n\x07\x61\x64\x64ress\x18\x01 \x01(\t\x12\x11\n\tconnected\x18\x02 \x01(\x08\x12\r\n\x05\x65poch\x18\x03 \x01(\x04\x12\x10\n\x08restarts\x18\x04 \x01(\x04\x32\x63\n\x0c\x41\x64minService\x12S\n\x08GetStats\x12\".octavo.serving.v1.GetStatsRequest\x1a#.octavo.serving.v1.GetStatsResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1doctavo/serving/v1/admin.proto\x12\x11octavo.serving.v1\x1a\"octavo/serving/v1/generation.proto\"\x11\n\x0fGetStatsRequest\"\x8b\x02\n\x10GetStatsResponse\x12-\n\x06queues\x18\x01 \x01(\x0b\x32\x1d.octavo.serving.v1.QueueStats\x12-\n\x06\x62locks\x18\x02 \x01(\x0b\x32\x1d.octavo.serving.v1.BlockStats\x12\x31\n\x08\x63ounters\x18\x03 \x01(\x0b\x32\x1f.octavo.serving.v1.CounterStats\x12.\n\x06worker\x18\x04 \x01(\x0b\x32\x1e.octavo.serving.v1.WorkerStats\x12\x36\n\x0bhost_blocks\x18\x05 \x01(\x0b\x32!.octavo.serving.v1.HostBlockStats\"?\n\nQueueStats\x12\x0f\n\x07running\x18\x01 \x01(\r\x12\x0f\n\x07waiting\x18\x02 \x01(\r\x12\x0f\n\x07swapped\x18\x03 \x01(\r\"a\n\nBlockStats\x12\x12\n\nblock_size\x18\x01 \x01(\r\x12\r\n\x05total\x18\x02 \x01(\r\x12\x0c\n\x04\x66ree\x18\x03 \x01(\r\x12\x0e\n\x06\x63\x61\x63hed\x18\x04 \x01(\r\x12\x12\n\nreferenced\x18\x05 \x01(\r\"-\n\x0eHostBlockStats\x12\r\n\x05total\x18\x01 \x01(\r\x12\x0c\n\x04\x66ree\x18\x02 \x01(\r\"\xd7\x02\n\x0c\x43ounterStats\x12\r\n\x05steps\x18\x01 \x01(\x04\x12\x13\n\x0bpreemptions\x18\x02 \x01(\x04\x12\x10\n\x08\x66inished\x18\x03 \x01(\x04\x12\x1c\n\x14prefix_cache_queries\x18\x04 \x01(\x04\x12\x19\n\x11prefix_cache_hits\x18\x05 \x01(\x04\x12\x18\n\x10generated_tokens\x18\x06 \x01(\x04\x12\x17\n\x0f\x63omputed_tokens\x18\x07 \x01(\x04\x12\x13\n\x0bkept_tokens\x18\x08 \x01(\x04\x12\x19\n\x11recomputed_tokens\x18\t \x01(\x04\x12\x15\n\rwasted_tokens\x18\n \x01(\x04\x12\x18\n\x10preemptions_swap\x18\x0b \x01(\x04\x12\x1a\n\x12swapped_out_blocks\x18\x0c \x01(\x04\x12\x19\n\x11swapped_in_blocks\x18\r \x01(\x04\x12\r\n\x05\x66orks\x18\x0e \x01(\x04\"R\n\x0bWorkerStats\x12\x0f\n\x07\x61\x64\x64ress\x18\x01 \x01(\t\x12\x11\n\tconnected\x18\x02 \x01(\x08\x12\r\n\x05\x65poch\x18\x03 \x01(\x04\x12\x10\n\x08restarts\x18\x04 \x01(\x04\"\x88\x03\n\x0cSequenceInfo\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\r\n\x05index\x18\x02 \x01(\r\x12/\n\x05state\x18\x03 \x01(\x0e\x32 .octavo.serving.v1.SequenceState\x12\x16\n\x0equeue_position\x18\x04 \x01(\r\x12\x13\n\x0b\x61ge_seconds\x18\x05 \x01(\x01\x12\x0e\n\x06tenant\x18\x06 \x01(\t\x12\x10\n\x08priority\x18\x07 \x01(\x05\x12\x15\n\rprompt_tokens\x18\x08 \x01(\r\x12\x15\n\routput_tokens\x18\t \x01(\r\x12\x12\n\nmax_tokens\x18\n \x01(\r\x12\x17\n\x0f\x63omputed_tokens\x18\x0b \x01(\r\x12\x0e\n\x06\x62locks\x18\x0c \x01(\r\x12\x13\n\x0bhost_blocks\x18\r \x01(\r\x12\x13\n\x0bpreemptions\x18\x0e \x01(\r\x12\x11\n\tovertaken\x18\x0f \x01(\r\x12\x10\n\x03row\x18\x10 \x01(\rH\x00\x88\x01\x01\x12\x13\n\x0bsequence_id\x18\x11 \x01(\x04\x42\x06\n\x04_row\"\x8d\x01\n\x13ListRequestsRequest\x12/\n\x05state\x18\x01 \x01(\x0e\x32 .octavo.serving.v1.SequenceState\x12\x13\n\x06tenant\x18\x02 \x01(\tH\x00\x88\x01\x01\x12\x11\n\tpage_size\x18\x03 \x01(\r\x12\x12\n\npage_token\x18\x04 \x01(\tB\t\n\x07_tenant\"r\n\x14ListRequestsResponse\x12\x32\n\tsequences\x18\x01 \x03(\x0b\x32\x1f.octavo.serving.v1.SequenceInfo\x12\r\n\x05total\x18\x02 \x01(\r\x12\x17\n\x0fnext_page_token\x18\x03 \x01(\t\"@\n\x15\x45xplainRequestRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x13\n\x0bmax_holders\x18\x02 \x01(\r\"\xac\x01\n\x16\x45xplainRequestResponse\x12\x0f\n\x07summary\x18\x01 \x01(\t\x12\x39\n\tsequences\x18\x02 \x03(\x0b\x32&.octavo.serving.v1.SequenceExplanation\x12/\n\x07holders\x18\x03 \x03(\x0b\x32\x1e.octavo.serving.v1.BlockHolder\x12\x15\n\rtotal_holders\x18\x04 \x01(\r\"\xd4\x02\n\x13SequenceExplanation\x12\x10\n\x08sentence\x18\x01 \x01(\t\x12\x31\n\nconstraint\x18\x02 \x01(\x0e\x32\x1d.octavo.serving.v1.Constraint\x12\x36\n\x0froot_constraint\x18\x03 \x01(\x0e\x32\x1d.octavo.serving.v1.Constraint\x12\x17\n\x0froot_request_id\x18\x04 \x01(\t\x12\'\n\x05needs\x18\x05 \x01(\x0b\x32\x18.octavo.serving.v1.Needs\x12\x31\n\x08sequence\x18\x06 \x01(\x0b\x32\x1f.octavo.serving.v1.SequenceInfo\x12\x32\n\x07history\x18\x07 \x03(\x0b\x32!.octavo.serving.v1.DecisionRecord\x12\x17\n\x0fhistory_dropped\x18\x08 \x01(\r\"\xe7\x01\n\x05Needs\x12\x15\n\rblocks_needed\x18\x01 \x01(\r\x12\x15\n\rblocks_cached\x18\x02 \x01(\r\x12\x13\n\x0b\x62locks_free\x18\x03 \x01(\r\x12\x18\n\x10\x62locks_evictable\x18\x04 \x01(\r\x12\x11\n\twatermark\x18\x05 \x01(\r\x12\x11\n\trows_free\x18\x06 \x01(\r\x12\x12\n\nrows_total\x18\x07 \x01(\r\x12\x18\n\x10tokens_available\x18\x08 \x01(\r\x12\x14\n\x0ctoken_budget\x18\t \x01(\r\x12\x17\n\x0fplans_in_flight\x18\n \x01(\r\"j\n\x0b\x42lockHolder\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\r\n\x05index\x18\x02 \x01(\r\x12\x0e\n\x06\x62locks\x18\x03 \x01(\r\x12\x18\n\x10\x65xclusive_blocks\x18\x04 \x01(\r\x12\x0e\n\x06tenant\x18\x05 \x01(\t\"\xcf\x01\n\x0e\x44\x65\x63isionRecord\x12\x0f\n\x07step_id\x18\x01 \x01(\x04\x12-\n\x04kind\x18\x02 \x01(\x0e\x32\x1f.octavo.serving.v1.DecisionKind\x12\x0c\n\x04text\x18\x03 \x01(\t\x12?\n\x07numbers\x18\x04 \x03(\x0b\x32..octavo.serving.v1.DecisionRecord.NumbersEntry\x1a.\n\x0cNumbersEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x03:\x02\x38\x01\"\xce\x01\n\tBlockInfo\x12\r\n\x05\x62lock\x18\x01 \x01(\r\x12,\n\x05state\x18\x02 \x01(\x0e\x32\x1d.octavo.serving.v1.BlockState\x12\x12\n\nreferences\x18\x03 \x01(\r\x12\x0f\n\x07indexed\x18\x04 \x01(\x08\x12\x0e\n\x06tokens\x18\x05 \x01(\r\x12+\n\x05users\x18\x06 \x03(\x0b\x32\x1c.octavo.serving.v1.BlockUser\x12\x0e\n\x06tenant\x18\x07 \x01(\t\x12\x12\n\ncache_salt\x18\x08 \x01(\t\"C\n\tBlockUser\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\r\n\x05index\x18\x02 \x01(\r\x12\x13\n\x0btable_index\x18\x03 \x01(\r\"h\n\x11ListBlocksRequest\x12,\n\x05state\x18\x01 \x01(\x0e\x32\x1d.octavo.serving.v1.BlockState\x12\x11\n\tpage_size\x18\x02 \x01(\r\x12\x12\n\npage_token\x18\x03 \x01(\t\"j\n\x12ListBlocksResponse\x12,\n\x06\x62locks\x18\x01 \x03(\x0b\x32\x1c.octavo.serving.v1.BlockInfo\x12\r\n\x05total\x18\x02 \x01(\r\x12\x17\n\x0fnext_page_token\x18\x03 \x01(\t\"`\n\x14GetBlockTableRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\r\n\x05index\x18\x02 \x01(\r\x12\x11\n\tpage_size\x18\x03 \x01(\r\x12\x12\n\npage_token\x18\x04 \x01(\t\"\xa5\x01\n\x15GetBlockTableResponse\x12\x31\n\x08sequence\x18\x01 \x01(\x0b\x32\x1f.octavo.serving.v1.SequenceInfo\x12\x12\n\nblock_size\x18\x02 \x01(\r\x12,\n\x06\x62locks\x18\x03 \x03(\x0b\x32\x1c.octavo.serving.v1.BlockInfo\x12\x17\n\x0fnext_page_token\x18\x04 \x01(\t\"\xa3\x01\n\x12ProbePrefixRequest\x12\x0e\n\x04text\x18\x01 \x01(\tH\x00\x12-\n\x04\x63hat\x18\x02 \x01(\x0b\x32\x1d.octavo.serving.v1.ChatPromptH\x00\x12\x30\n\ttoken_ids\x18\x03 \x01(\x0b\x32\x1b.octavo.serving.v1.TokenIdsH\x00\x12\x12\n\ncache_salt\x18\x04 \x01(\tB\x08\n\x06prompt\"m\n\x13ProbePrefixResponse\x12\x15\n\rprompt_tokens\x18\x01 \x01(\r\x12\x15\n\rcached_tokens\x18\x02 \x01(\r\x12\x18\n\x10\x63\x61\x63heable_tokens\x18\x03 \x01(\r\x12\x0e\n\x06\x62locks\x18\x04 \x03(\r\"W\n\x11\x44ropPrefixRequest\x12\x14\n\ncache_salt\x18\x01 \x01(\tH\x00\x12\x10\n\x06tenant\x18\x02 \x01(\tH\x00\x12\r\n\x03\x61ll\x18\x03 \x01(\x08H\x00\x42\x0b\n\tselection\"A\n\x12\x44ropPrefixResponse\x12\x16\n\x0e\x64ropped_blocks\x18\x01 \x01(\r\x12\x13\n\x0bkept_blocks\x18\x02 \x01(\r\"&\n\x11WatchStepsRequest\x12\x11\n\tmax_steps\x18\x01 \x01(\r\"Y\n\x12WatchStepsResponse\x12,\n\x04step\x18\x01 \x01(\x0b\x32\x1e.octavo.serving.v1.StepSummary\x12\x15\n\rskipped_steps\x18\x02 \x01(\x04\"\xf2\x02\n\x0bStepSummary\x12\x0f\n\x07step_id\x18\x01 \x01(\x04\x12\x0c\n\x04rows\x18\x02 \x01(\r\x12\x0e\n\x06tokens\x18\x03 \x01(\r\x12\x16\n\x0esampled_tokens\x18\x04 \x01(\r\x12\x12\n\nadmissions\x18\x05 \x01(\r\x12\x15\n\rreleased_rows\x18\x06 \x01(\r\x12\x13\n\x0bpreemptions\x18\x07 \x01(\r\x12\x1a\n\x12swapped_out_blocks\x18\x08 \x01(\r\x12\x19\n\x11swapped_in_blocks\x18\t \x01(\r\x12\x15\n\rcopied_blocks\x18\n \x01(\r\x12-\n\x06queues\x18\x0b \x01(\x0b\x32\x1d.octavo.serving.v1.QueueStats\x12\x13\n\x0b\x66ree_blocks\x18\x0c \x01(\r\x12\x15\n\rcached_blocks\x18\r \x01(\r\x12\x17\n\x0f\x65xecute_seconds\x18\x0e \x01(\x01\x12\x1a\n\x12turnaround_seconds\x18\x0f \x01(\x01*\xa1\x01\n\rSequenceState\x12\x1e\n\x1aSEQUENCE_STATE_UNSPECIFIED\x10\x00\x12\x1c\n\x18SEQUENCE_STATE_PREPARING\x10\x01\x12\x1a\n\x16SEQUENCE_STATE_WAITING\x10\x02\x12\x1a\n\x16SEQUENCE_STATE_RUNNING\x10\x03\x12\x1a\n\x16SEQUENCE_STATE_SWAPPED\x10\x04*\xfc\x01\n\nConstraint\x12\x1a\n\x16\x43ONSTRAINT_UNSPECIFIED\x10\x00\x12\x18\n\x14\x43ONSTRAINT_PREPARING\x10\x01\x12\x15\n\x11\x43ONSTRAINT_WORKER\x10\x02\x12\x15\n\x11\x43ONSTRAINT_RESULT\x10\x03\x12\x16\n\x12\x43ONSTRAINT_SWAPPED\x10\x04\x12\x14\n\x10\x43ONSTRAINT_QUEUE\x10\x05\x12\x13\n\x0f\x43ONSTRAINT_ROWS\x10\x06\x12\x1b\n\x17\x43ONSTRAINT_TOKEN_BUDGET\x10\x07\x12\x15\n\x11\x43ONSTRAINT_BLOCKS\x10\x08\x12\x13\n\x0f\x43ONSTRAINT_FORK\x10\t*\xae\x02\n\x0c\x44\x65\x63isionKind\x12\x1d\n\x19\x44\x45\x43ISION_KIND_UNSPECIFIED\x10\x00\x12\x18\n\x14\x44\x45\x43ISION_KIND_QUEUED\x10\x01\x12\x1a\n\x16\x44\x45\x43ISION_KIND_ADMITTED\x10\x02\x12\x1c\n\x18\x44\x45\x43ISION_KIND_PREFIX_HIT\x10\x03\x12\x1b\n\x17\x44\x45\x43ISION_KIND_PREEMPTED\x10\x04\x12\x1d\n\x19\x44\x45\x43ISION_KIND_SWAPPED_OUT\x10\x05\x12\x1c\n\x18\x44\x45\x43ISION_KIND_SWAPPED_IN\x10\x06\x12\x18\n\x14\x44\x45\x43ISION_KIND_FORKED\x10\x07\x12\x1a\n\x16\x44\x45\x43ISION_KIND_REQUEUED\x10\x08\x12\x1b\n\x17\x44\x45\x43ISION_KIND_OVERTAKEN\x10\t*s\n\nBlockState\x12\x1b\n\x17\x42LOCK_STATE_UNSPECIFIED\x10\x00\x12\x14\n\x10\x42LOCK_STATE_FREE\x10\x01\x12\x16\n\x12\x42LOCK_STATE_CACHED\x10\x02\x12\x1a\n\x16\x42LOCK_STATE_REFERENCED\x10\x03\x32\x80\x06\n\x0c\x41\x64minService\x12S\n\x08GetStats\x12\".octavo.serving.v1.GetStatsRequest\x1a#.octavo.serving.v1.GetStatsResponse\x12_\n\x0cListRequests\x12&.octavo.serving.v1.ListRequestsRequest\x1a\'.octavo.serving.v1.ListRequestsResponse\x12\x65\n\x0e\x45xplainRequest\x12(.octavo.serving.v1.ExplainRequestRequest\x1a).octavo.serving.v1.ExplainRequestResponse\x12Y\n\nListBlocks\x12$.octavo.serving.v1.ListBlocksRequest\x1a%.octavo.serving.v1.ListBlocksResponse\x12\x62\n\rGetBlockTable\x12\'.octavo.serving.v1.GetBlockTableRequest\x1a(.octavo.serving.v1.GetBlockTableResponse\x12\\\n\x0bProbePrefix\x12%.octavo.serving.v1.ProbePrefixRequest\x1a&.octavo.serving.v1.ProbePrefixResponse\x12Y\n\nDropPrefix\x12$.octavo.serving.v1.DropPrefixRequest\x1a%.octavo.serving.v1.DropPrefixResponse\x12[\n\nWatchSteps\x12$.octavo.serving.v1.WatchStepsRequest\x1a%.octavo.serving.v1.WatchStepsResponse0\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'octavo.serving.v1.admin_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_GETSTATSREQUEST']._serialized_start=52
-  _globals['_GETSTATSREQUEST']._serialized_end=69
-  _globals['_GETSTATSRESPONSE']._serialized_start=72
-  _globals['_GETSTATSRESPONSE']._serialized_end=283
-  _globals['_QUEUESTATS']._serialized_start=285
-  _globals['_QUEUESTATS']._serialized_end=348
-  _globals['_BLOCKSTATS']._serialized_start=350
-  _globals['_BLOCKSTATS']._serialized_end=447
-  _globals['_COUNTERSTATS']._serialized_start=450
-  _globals['_COUNTERSTATS']._serialized_end=697
-  _globals['_WORKERSTATS']._serialized_start=699
-  _globals['_WORKERSTATS']._serialized_end=781
-  _globals['_ADMINSERVICE']._serialized_start=783
-  _globals['_ADMINSERVICE']._serialized_end=882
+  _globals['_DECISIONRECORD_NUMBERSENTRY']._loaded_options = None
+  _globals['_DECISIONRECORD_NUMBERSENTRY']._serialized_options = b'8\001'
+  _globals['_SEQUENCESTATE']._serialized_start=4505
+  _globals['_SEQUENCESTATE']._serialized_end=4666
+  _globals['_CONSTRAINT']._serialized_start=4669
+  _globals['_CONSTRAINT']._serialized_end=4921
+  _globals['_DECISIONKIND']._serialized_start=4924
+  _globals['_DECISIONKIND']._serialized_end=5226
+  _globals['_BLOCKSTATE']._serialized_start=5228
+  _globals['_BLOCKSTATE']._serialized_end=5343
+  _globals['_GETSTATSREQUEST']._serialized_start=88
+  _globals['_GETSTATSREQUEST']._serialized_end=105
+  _globals['_GETSTATSRESPONSE']._serialized_start=108
+  _globals['_GETSTATSRESPONSE']._serialized_end=375
+  _globals['_QUEUESTATS']._serialized_start=377
+  _globals['_QUEUESTATS']._serialized_end=440
+  _globals['_BLOCKSTATS']._serialized_start=442
+  _globals['_BLOCKSTATS']._serialized_end=539
+  _globals['_HOSTBLOCKSTATS']._serialized_start=541
+  _globals['_HOSTBLOCKSTATS']._serialized_end=586
+  _globals['_COUNTERSTATS']._serialized_start=589
+  _globals['_COUNTERSTATS']._serialized_end=932
+  _globals['_WORKERSTATS']._serialized_start=934
+  _globals['_WORKERSTATS']._serialized_end=1016
+  _globals['_SEQUENCEINFO']._serialized_start=1019
+  _globals['_SEQUENCEINFO']._serialized_end=1411
+  _globals['_LISTREQUESTSREQUEST']._serialized_start=1414
+  _globals['_LISTREQUESTSREQUEST']._serialized_end=1555
+  _globals['_LISTREQUESTSRESPONSE']._serialized_start=1557
+  _globals['_LISTREQUESTSRESPONSE']._serialized_end=1671
+  _globals['_EXPLAINREQUESTREQUEST']._serialized_start=1673
+  _globals['_EXPLAINREQUESTREQUEST']._serialized_end=1737
+  _globals['_EXPLAINREQUESTRESPONSE']._serialized_start=1740
+  _globals['_EXPLAINREQUESTRESPONSE']._serialized_end=1912
+  _globals['_SEQUENCEEXPLANATION']._serialized_start=1915
+  _globals['_SEQUENCEEXPLANATION']._serialized_end=2255
+  _globals['_NEEDS']._serialized_start=2258
+  _globals['_NEEDS']._serialized_end=2489
+  _globals['_BLOCKHOLDER']._serialized_start=2491
+  _globals['_BLOCKHOLDER']._serialized_end=2597
+  _globals['_DECISIONRECORD']._serialized_start=2600
+  _globals['_DECISIONRECORD']._serialized_end=2807
+  _globals['_DECISIONRECORD_NUMBERSENTRY']._serialized_start=2761
+  _globals['_DECISIONRECORD_NUMBERSENTRY']._serialized_end=2807
+  _globals['_BLOCKINFO']._serialized_start=2810
+  _globals['_BLOCKINFO']._serialized_end=3016
+  _globals['_BLOCKUSER']._serialized_start=3018
+  _globals['_BLOCKUSER']._serialized_end=3085
+  _globals['_LISTBLOCKSREQUEST']._serialized_start=3087
+  _globals['_LISTBLOCKSREQUEST']._serialized_end=3191
+  _globals['_LISTBLOCKSRESPONSE']._serialized_start=3193
+  _globals['_LISTBLOCKSRESPONSE']._serialized_end=3299
+  _globals['_GETBLOCKTABLEREQUEST']._serialized_start=3301
+  _globals['_GETBLOCKTABLEREQUEST']._serialized_end=3397
+  _globals['_GETBLOCKTABLERESPONSE']._serialized_start=3400
+  _globals['_GETBLOCKTABLERESPONSE']._serialized_end=3565
+  _globals['_PROBEPREFIXREQUEST']._serialized_start=3568
+  _globals['_PROBEPREFIXREQUEST']._serialized_end=3731
+  _globals['_PROBEPREFIXRESPONSE']._serialized_start=3733
+  _globals['_PROBEPREFIXRESPONSE']._serialized_end=3842
+  _globals['_DROPPREFIXREQUEST']._serialized_start=3844
+  _globals['_DROPPREFIXREQUEST']._serialized_end=3931
+  _globals['_DROPPREFIXRESPONSE']._serialized_start=3933
+  _globals['_DROPPREFIXRESPONSE']._serialized_end=3998
+  _globals['_WATCHSTEPSREQUEST']._serialized_start=4000
+  _globals['_WATCHSTEPSREQUEST']._serialized_end=4038
+  _globals['_WATCHSTEPSRESPONSE']._serialized_start=4040
+  _globals['_WATCHSTEPSRESPONSE']._serialized_end=4129
+  _globals['_STEPSUMMARY']._serialized_start=4132
+  _globals['_STEPSUMMARY']._serialized_end=4502
+  _globals['_ADMINSERVICE']._serialized_start=5346
+  _globals['_ADMINSERVICE']._serialized_end=6114
 # @@protoc_insertion_point(module_scope)

@@ -27,6 +27,12 @@ if _version_not_supported:
 
 class AdminServiceStub:
     """AdminService answers questions about the scheduler's state. Nothing here changes a running request.
+
+    Answers are of one moment between two turns of the engine. Lists come in pages: page_size is at most 1000, 0 asks for
+    the default of 100; next_page_token goes into the next call's page_token and is empty after the last page. Between two
+    pages the state moves on, so an entry can be missed or repeated by its moving, never by the paging.
+
+    Errors: NOT_FOUND (no live request has the id), INVALID_ARGUMENT (with BadRequest: field, value and limit).
     """
 
     def __init__(self, channel):
@@ -40,14 +46,105 @@ class AdminServiceStub:
                 request_serializer=octavo_dot_serving_dot_v1_dot_admin__pb2.GetStatsRequest.SerializeToString,
                 response_deserializer=octavo_dot_serving_dot_v1_dot_admin__pb2.GetStatsResponse.FromString,
                 _registered_method=True)
+        self.ListRequests = channel.unary_unary(
+                '/octavo.serving.v1.AdminService/ListRequests',
+                request_serializer=octavo_dot_serving_dot_v1_dot_admin__pb2.ListRequestsRequest.SerializeToString,
+                response_deserializer=octavo_dot_serving_dot_v1_dot_admin__pb2.ListRequestsResponse.FromString,
+                _registered_method=True)
+        self.ExplainRequest = channel.unary_unary(
+                '/octavo.serving.v1.AdminService/ExplainRequest',
+                request_serializer=octavo_dot_serving_dot_v1_dot_admin__pb2.ExplainRequestRequest.SerializeToString,
+                response_deserializer=octavo_dot_serving_dot_v1_dot_admin__pb2.ExplainRequestResponse.FromString,
+                _registered_method=True)
+        self.ListBlocks = channel.unary_unary(
+                '/octavo.serving.v1.AdminService/ListBlocks',
+                request_serializer=octavo_dot_serving_dot_v1_dot_admin__pb2.ListBlocksRequest.SerializeToString,
+                response_deserializer=octavo_dot_serving_dot_v1_dot_admin__pb2.ListBlocksResponse.FromString,
+                _registered_method=True)
+        self.GetBlockTable = channel.unary_unary(
+                '/octavo.serving.v1.AdminService/GetBlockTable',
+                request_serializer=octavo_dot_serving_dot_v1_dot_admin__pb2.GetBlockTableRequest.SerializeToString,
+                response_deserializer=octavo_dot_serving_dot_v1_dot_admin__pb2.GetBlockTableResponse.FromString,
+                _registered_method=True)
+        self.ProbePrefix = channel.unary_unary(
+                '/octavo.serving.v1.AdminService/ProbePrefix',
+                request_serializer=octavo_dot_serving_dot_v1_dot_admin__pb2.ProbePrefixRequest.SerializeToString,
+                response_deserializer=octavo_dot_serving_dot_v1_dot_admin__pb2.ProbePrefixResponse.FromString,
+                _registered_method=True)
+        self.DropPrefix = channel.unary_unary(
+                '/octavo.serving.v1.AdminService/DropPrefix',
+                request_serializer=octavo_dot_serving_dot_v1_dot_admin__pb2.DropPrefixRequest.SerializeToString,
+                response_deserializer=octavo_dot_serving_dot_v1_dot_admin__pb2.DropPrefixResponse.FromString,
+                _registered_method=True)
+        self.WatchSteps = channel.unary_stream(
+                '/octavo.serving.v1.AdminService/WatchSteps',
+                request_serializer=octavo_dot_serving_dot_v1_dot_admin__pb2.WatchStepsRequest.SerializeToString,
+                response_deserializer=octavo_dot_serving_dot_v1_dot_admin__pb2.WatchStepsResponse.FromString,
+                _registered_method=True)
 
 
 class AdminServiceServicer:
     """AdminService answers questions about the scheduler's state. Nothing here changes a running request.
+
+    Answers are of one moment between two turns of the engine. Lists come in pages: page_size is at most 1000, 0 asks for
+    the default of 100; next_page_token goes into the next call's page_token and is empty after the last page. Between two
+    pages the state moves on, so an entry can be missed or repeated by its moving, never by the paging.
+
+    Errors: NOT_FOUND (no live request has the id), INVALID_ARGUMENT (with BadRequest: field, value and limit).
     """
 
     def GetStats(self, request, context):
         """GetStats returns the queues, the block pool and the counters as of the last step.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ListRequests(self, request, context):
+        """ListRequests returns the sequences of all live requests, oldest first.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ExplainRequest(self, request, context):
+        """ExplainRequest says why a request is not running, or what it does if it is, with the numbers that decide it.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ListBlocks(self, request, context):
+        """ListBlocks returns the blocks of the KV cache in order of their numbers.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def GetBlockTable(self, request, context):
+        """GetBlockTable returns the blocks of one sequence in order of its tokens.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ProbePrefix(self, request, context):
+        """ProbePrefix says how many tokens of a prompt are cached now. It changes nothing, not even the order of eviction.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def DropPrefix(self, request, context):
+        """DropPrefix makes cached prefixes unfindable and frees their blocks. Blocks that a sequence uses stay as they are.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def WatchSteps(self, request, context):
+        """WatchSteps streams a summary of each step from now on, until the caller cancels. A watcher that reads too slowly
+        loses the oldest summaries, which the next message counts; it never holds up a step.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -61,6 +158,41 @@ def add_AdminServiceServicer_to_server(servicer, server):
                     request_deserializer=octavo_dot_serving_dot_v1_dot_admin__pb2.GetStatsRequest.FromString,
                     response_serializer=octavo_dot_serving_dot_v1_dot_admin__pb2.GetStatsResponse.SerializeToString,
             ),
+            'ListRequests': grpc.unary_unary_rpc_method_handler(
+                    servicer.ListRequests,
+                    request_deserializer=octavo_dot_serving_dot_v1_dot_admin__pb2.ListRequestsRequest.FromString,
+                    response_serializer=octavo_dot_serving_dot_v1_dot_admin__pb2.ListRequestsResponse.SerializeToString,
+            ),
+            'ExplainRequest': grpc.unary_unary_rpc_method_handler(
+                    servicer.ExplainRequest,
+                    request_deserializer=octavo_dot_serving_dot_v1_dot_admin__pb2.ExplainRequestRequest.FromString,
+                    response_serializer=octavo_dot_serving_dot_v1_dot_admin__pb2.ExplainRequestResponse.SerializeToString,
+            ),
+            'ListBlocks': grpc.unary_unary_rpc_method_handler(
+                    servicer.ListBlocks,
+                    request_deserializer=octavo_dot_serving_dot_v1_dot_admin__pb2.ListBlocksRequest.FromString,
+                    response_serializer=octavo_dot_serving_dot_v1_dot_admin__pb2.ListBlocksResponse.SerializeToString,
+            ),
+            'GetBlockTable': grpc.unary_unary_rpc_method_handler(
+                    servicer.GetBlockTable,
+                    request_deserializer=octavo_dot_serving_dot_v1_dot_admin__pb2.GetBlockTableRequest.FromString,
+                    response_serializer=octavo_dot_serving_dot_v1_dot_admin__pb2.GetBlockTableResponse.SerializeToString,
+            ),
+            'ProbePrefix': grpc.unary_unary_rpc_method_handler(
+                    servicer.ProbePrefix,
+                    request_deserializer=octavo_dot_serving_dot_v1_dot_admin__pb2.ProbePrefixRequest.FromString,
+                    response_serializer=octavo_dot_serving_dot_v1_dot_admin__pb2.ProbePrefixResponse.SerializeToString,
+            ),
+            'DropPrefix': grpc.unary_unary_rpc_method_handler(
+                    servicer.DropPrefix,
+                    request_deserializer=octavo_dot_serving_dot_v1_dot_admin__pb2.DropPrefixRequest.FromString,
+                    response_serializer=octavo_dot_serving_dot_v1_dot_admin__pb2.DropPrefixResponse.SerializeToString,
+            ),
+            'WatchSteps': grpc.unary_stream_rpc_method_handler(
+                    servicer.WatchSteps,
+                    request_deserializer=octavo_dot_serving_dot_v1_dot_admin__pb2.WatchStepsRequest.FromString,
+                    response_serializer=octavo_dot_serving_dot_v1_dot_admin__pb2.WatchStepsResponse.SerializeToString,
+            ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
             'octavo.serving.v1.AdminService', rpc_method_handlers)
@@ -71,6 +203,12 @@ def add_AdminServiceServicer_to_server(servicer, server):
  # This class is part of an EXPERIMENTAL API.
 class AdminService:
     """AdminService answers questions about the scheduler's state. Nothing here changes a running request.
+
+    Answers are of one moment between two turns of the engine. Lists come in pages: page_size is at most 1000, 0 asks for
+    the default of 100; next_page_token goes into the next call's page_token and is empty after the last page. Between two
+    pages the state moves on, so an entry can be missed or repeated by its moving, never by the paging.
+
+    Errors: NOT_FOUND (no live request has the id), INVALID_ARGUMENT (with BadRequest: field, value and limit).
     """
 
     @staticmethod
@@ -90,6 +228,195 @@ class AdminService:
             '/octavo.serving.v1.AdminService/GetStats',
             octavo_dot_serving_dot_v1_dot_admin__pb2.GetStatsRequest.SerializeToString,
             octavo_dot_serving_dot_v1_dot_admin__pb2.GetStatsResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ListRequests(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/octavo.serving.v1.AdminService/ListRequests',
+            octavo_dot_serving_dot_v1_dot_admin__pb2.ListRequestsRequest.SerializeToString,
+            octavo_dot_serving_dot_v1_dot_admin__pb2.ListRequestsResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ExplainRequest(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/octavo.serving.v1.AdminService/ExplainRequest',
+            octavo_dot_serving_dot_v1_dot_admin__pb2.ExplainRequestRequest.SerializeToString,
+            octavo_dot_serving_dot_v1_dot_admin__pb2.ExplainRequestResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ListBlocks(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/octavo.serving.v1.AdminService/ListBlocks',
+            octavo_dot_serving_dot_v1_dot_admin__pb2.ListBlocksRequest.SerializeToString,
+            octavo_dot_serving_dot_v1_dot_admin__pb2.ListBlocksResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def GetBlockTable(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/octavo.serving.v1.AdminService/GetBlockTable',
+            octavo_dot_serving_dot_v1_dot_admin__pb2.GetBlockTableRequest.SerializeToString,
+            octavo_dot_serving_dot_v1_dot_admin__pb2.GetBlockTableResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ProbePrefix(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/octavo.serving.v1.AdminService/ProbePrefix',
+            octavo_dot_serving_dot_v1_dot_admin__pb2.ProbePrefixRequest.SerializeToString,
+            octavo_dot_serving_dot_v1_dot_admin__pb2.ProbePrefixResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def DropPrefix(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/octavo.serving.v1.AdminService/DropPrefix',
+            octavo_dot_serving_dot_v1_dot_admin__pb2.DropPrefixRequest.SerializeToString,
+            octavo_dot_serving_dot_v1_dot_admin__pb2.DropPrefixResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def WatchSteps(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/octavo.serving.v1.AdminService/WatchSteps',
+            octavo_dot_serving_dot_v1_dot_admin__pb2.WatchStepsRequest.SerializeToString,
+            octavo_dot_serving_dot_v1_dot_admin__pb2.WatchStepsResponse.FromString,
             options,
             channel_credentials,
             insecure,

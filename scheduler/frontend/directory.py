@@ -1,0 +1,30 @@
+"""Which live request has which sequences: the bridge between the ids that callers know and those that the core knows."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from scheduler.frontend.stream import Stream
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LiveRequest:
+    """A request between its arrival and its end.
+
+    sequence_ids: its live sequences' ids in the core, by their index; empty while it is being tokenised.
+    arrival_ns: on the engine's clock, None until then.
+    """
+
+    request_id: str
+    sequence_ids: Mapping[int, int] = field(default_factory=dict)
+    arrival_ns: int | None = None
+
+    @classmethod
+    def of(cls, streams: Sequence[Stream]) -> LiveRequest:
+        """The request of one or more streams."""
+        return cls(
+            request_id=streams[0].request_id,
+            sequence_ids={index: stream.spec.sequence_id for index, stream in enumerate(streams)},
+            arrival_ns=streams[0].arrival_ns,
+        )
