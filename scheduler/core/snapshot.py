@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from scheduler.core.history import Decision
 from scheduler.core.live import LiveSequence, Queue
 
 
@@ -13,9 +14,14 @@ class SequenceSnapshot:
 
     row: None while it waits. blocks: its block table. num_output_tokens: settled ones.
     num_computed_tokens: leading tokens whose KV is in the blocks, counting plans in flight.
+    num_host_blocks: blocks of the host pool that hold its KV while it is swapped.
+    num_siblings: other sequences of its request that are admitted together with it.
+    awaits_fork: whether it waits for a sibling to compute their prompt.
+    history: decisions about it, oldest first, less the num_dropped_decisions oldest.
     """
 
     sequence_id: int
+    tenant: str
     priority: int
     arrival: int
     queue: Queue
@@ -23,48 +29,73 @@ class SequenceSnapshot:
     blocks: tuple[int, ...]
     num_prompt_tokens: int
     num_output_tokens: int
+    max_tokens: int
     num_computed_tokens: int
     num_in_flight_tokens: int
     num_in_flight_plans: int
     num_preemptions: int
+    num_overtaken: int
+    num_host_blocks: int
+    num_siblings: int
+    awaits_fork: bool
+    history: tuple[Decision, ...]
+    num_dropped_decisions: int
 
     @classmethod
     def of(cls, sequence: LiveSequence) -> SequenceSnapshot:
         """The sequence as it is now."""
+        spec, batch, group = sequence.spec, sequence.decoding, sequence.group
+        decoding = 0 if batch is None else batch.in_flight(sequence)
         return cls(
-            sequence_id=sequence.spec.sequence_id,
-            priority=sequence.spec.priority,
+            sequence_id=spec.sequence_id,
+            tenant=spec.tenant,
+            priority=spec.priority,
             arrival=sequence.arrival,
             queue=sequence.queue,
             row=sequence.row if sequence.queue is Queue.RUNNING else None,
             blocks=tuple(sequence.blocks),
-            num_prompt_tokens=len(sequence.spec.prompt),
+            num_prompt_tokens=len(spec.prompt),
             num_output_tokens=sequence.num_output,
-            num_computed_tokens=sequence.num_computed,
-            num_in_flight_tokens=sequence.num_in_flight_tokens,
-            num_in_flight_plans=sequence.num_in_flight_plans,
+            max_tokens=spec.max_tokens,
+            num_computed_tokens=sequence.num_computed if batch is None else batch.computed(sequence),
+            num_in_flight_tokens=sequence.num_in_flight_tokens + decoding,
+            num_in_flight_plans=sequence.num_in_flight_plans + decoding,
             num_preemptions=sequence.num_preemptions,
+            num_overtaken=sequence.num_overtaken,
+            num_host_blocks=len(sequence.host_blocks),
+            num_siblings=0 if group is None else len(group.members) - 1,
+            awaits_fork=group is not None and sequence in group.pending,
+            history=sequence.history.entries,
+            num_dropped_decisions=sequence.history.num_dropped,
         )
+
+    @property
+    def num_uncomputed_tokens(self) -> int:
+        """Tokens that the next plan may compute; 0 while the next one is not sampled or the last one is in flight."""
+        planned = self.num_output_tokens + self.num_in_flight_tokens
+        return 0 if planned >= self.max_tokens else self.num_prompt_tokens + planned - self.num_computed_tokens
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Snapshot:
     """The whole core.
 
-    plans_in_flight: step ids, oldest first. waiting, running: in order of service.
+    plans_in_flight: step ids, oldest first. waiting, running, swapped: in order of service.
     num_deadlines: kept deadlines, those of ended sequences that are not cleaned up yet included.
     num_cached_blocks: unreferenced blocks that the prefix cache can find. num_indexed_blocks: all that it can find.
-    block_references: per block, the number of block tables that name it.
+    block_references: per block, the number of block tables that name it, and of pins.
     """
 
     epoch: int
     plans_in_flight: tuple[int, ...]
     waiting: tuple[SequenceSnapshot, ...]
     running: tuple[SequenceSnapshot, ...]
+    swapped: tuple[SequenceSnapshot, ...] = ()
     num_live: int
     num_deadlines: int
     free_rows: tuple[int, ...]
     num_free_blocks: int
     num_cached_blocks: int
     num_indexed_blocks: int
+    num_free_host_blocks: int = 0
     block_references: tuple[int, ...]

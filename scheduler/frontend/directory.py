@@ -1,4 +1,4 @@
-"""Which live request has which sequences: the bridge between the ids that callers know and those that the core knows."""
+"""Which live request has which sequences: the bridge between the ids that callers know and the core's."""
 
 from __future__ import annotations
 
