@@ -55,7 +55,7 @@ def view_blocks(core: Scheduler, blocks: Iterable[int]) -> list[BlockView]:
                 held = min(max(sequence.num_computed_tokens - index * size, 0), size)
                 num_tokens[block] = max(num_tokens[block], held)
     views = []
-    for block in users:
+    for block, using in users.items():
         entry = cache.entry(block)
         views.append(
             BlockView(
@@ -63,7 +63,7 @@ def view_blocks(core: Scheduler, blocks: Iterable[int]) -> list[BlockView]:
                 state=block_state(pool, block),
                 references=pool.references(block),
                 num_tokens=num_tokens[block] if entry is None else size,
-                users=tuple(users[block]),
+                users=tuple(using),
                 tenant=None if entry is None else entry.tenant,
                 cache_salt=None if entry is None else entry.cache_salt,
             )

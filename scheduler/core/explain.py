@@ -11,20 +11,18 @@ import enum
 from dataclasses import dataclass
 
 from scheduler.core.live import Queue, blocks_for
-from scheduler.core.probe import PrefixProbe, probe_prefix
+from scheduler.core.probe import probe_prefix
+from scheduler.core.scheduler import _OVERTAKE_WINDOW as OVERTAKE_WINDOW
 from scheduler.core.scheduler import Scheduler
 from scheduler.core.snapshot import SequenceSnapshot, Snapshot
-
-
-_NO_HITS = PrefixProbe(blocks=(), num_cached_tokens=0, num_cacheable_tokens=0)
 
 
 class Constraint(enum.Enum):
     """What holds a sequence up. NONE: nothing, it is part of the next plan.
 
-    SWAPPED: sequences in host memory come first. QUEUE: the head of its queue is held up. ROWS: all are held.
-    TOKEN_BUDGET: others use it up. RESULT: that of a plan it is part of is not back. BLOCKS: too few are available.
-    FORK: a sibling computes their prompt.
+    SWAPPED: sequences in host memory come first. QUEUE: one that is served before it is held up and may not be passed.
+    TOKEN_BUDGET: others use it up. RESULT: that of a plan it is part of is not back. ROWS, BLOCKS: too few are there.
+    FORK: it goes on together with a sibling that comes first, or computes their prompt.
     """
 
     NONE = "none"
@@ -60,7 +58,8 @@ class Needs:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Explanation:
-    """position: place in its queue, 0 is the head. root: with QUEUE, what holds the head up."""
+    """position: place in its queue, 0 is the head. root: with QUEUE, SWAPPED and FORK, the explanation of the sequence
+    that it waits for."""
 
     sequence: SequenceSnapshot
     position: int
@@ -79,73 +78,142 @@ class Holder:
 
 def explain(core: Scheduler, sequence_id: int) -> Explanation | None:
     """Explains a live sequence; None for another id. Takes time in proportion to sequences and blocks."""
-    picture = core.snapshot()
-    for queue in (picture.running, picture.swapped, picture.waiting):
-        for position, sequence in enumerate(queue):
-            if sequence.sequence_id == sequence_id:
-                return _explain(core, picture, sequence, position)
-    return None
+    return _Explainer(core).explain(sequence_id)
 
 
 def block_holders(picture: Snapshot, limit: int) -> tuple[list[Holder], int]:
     """The sequences with the most blocks, largest first, and how many sequences have any."""
     holding = [sequence for sequence in picture.running if sequence.blocks]
     largest = sorted(holding, key=lambda sequence: -len(sequence.blocks))[:limit]
-    references = picture.block_references
-    return [
-        Holder(sequence=sequence, num_exclusive=sum(references[block] == 1 for block in sequence.blocks))
-        for sequence in largest
-    ], len(holding)
+    holders = [Holder(sequence=sequence, num_exclusive=_num_exclusive(picture, sequence)) for sequence in largest]
+    return holders, len(holding)
 
 
-def _explain(core: Scheduler, picture: Snapshot, sequence: SequenceSnapshot, position: int) -> Explanation:
-    shares = _token_shares(picture, core.config.max_num_batched_tokens)
-    if sequence.queue is Queue.RUNNING:
-        needs = _needs_running(core, picture, sequence, shares[sequence.sequence_id])
+class _Explainer:
+    """The rules of `Scheduler.schedule`, asked about one sequence at a time."""
+
+    def __init__(self, core: Scheduler) -> None:
+        self._core = core
+        self._config = core.config
+        self._picture = core.snapshot()
+        self._shares = _token_shares(self._picture, core.config.max_num_batched_tokens)
+
+    def explain(self, sequence_id: int) -> Explanation | None:
+        picture = self._picture
+        for queue in (picture.running, picture.swapped, picture.waiting):
+            for position, sequence in enumerate(queue):
+                if sequence.sequence_id == sequence_id:
+                    return self._explain(sequence, position)
+        return None
+
+    def _explain(self, sequence: SequenceSnapshot, position: int) -> Explanation:
+        root = None
+        if sequence.queue is Queue.RUNNING:
+            needs = self._needs_running(sequence)
+            constraint = _constraint_running(sequence, needs)
+        else:
+            needs = self._needs_admission(sequence)
+            constraint = self._constraint_alone(sequence, needs)
+            if (first := self._first_in_the_way(sequence, position)) is not None:
+                constraint, root = first
+        if sequence.leader is not None:
+            constraint, root = Constraint.FORK, self.explain(sequence.leader)
+        return Explanation(sequence=sequence, position=position, constraint=constraint, needs=needs, root=root)
+
+    def _first_in_the_way(self, sequence: SequenceSnapshot, position: int) -> tuple[Constraint, Explanation] | None:
+        """The sequence that must be served before this one, if there is one that holds it up."""
+        picture = self._picture
+        if sequence.queue is Queue.SWAPPED:
+            if picture.waiting and picture.waiting[0].priority < sequence.priority:
+                return Constraint.QUEUE, self._alone(picture.waiting[0], 0)
+            ahead, may_pass = picture.swapped[:position], 0
+        else:
+            if picture.swapped and sequence.priority >= picture.swapped[0].priority:
+                return Constraint.SWAPPED, self._alone(picture.swapped[0], 0)
+            ahead, may_pass = picture.waiting[:position], OVERTAKE_WINDOW
+        for place, other in enumerate(ahead):
+            if other.leader is not None:
+                continue
+            explained = self._alone(other, place)
+            if explained.constraint is Constraint.NONE:
+                continue
+            passable = explained.constraint is Constraint.BLOCKS and other.num_overtaken < self._config.max_overtakes
+            if not passable or place >= may_pass:
+                return Constraint.QUEUE, explained
+        return None
+
+    def _alone(self, sequence: SequenceSnapshot, position: int) -> Explanation:
+        """What holds a sequence up, whoever is served before it."""
+        needs = self._needs_admission(sequence)
         return Explanation(
-            sequence=sequence, position=position, constraint=_constraint_running(sequence, needs), needs=needs
+            sequence=sequence, position=position, constraint=self._constraint_alone(sequence, needs), needs=needs
         )
-    tokens = core.config.max_num_batched_tokens - sum(shares.values())
-    needs = _needs_admission(core, picture, sequence, tokens)
-    constraint = _constraint_admission(picture, sequence, needs)
-    root = None
-    if position > 0:
-        head = _explain(core, picture, (picture.waiting if sequence.queue is Queue.WAITING else picture.swapped)[0], 0)
-        if head.constraint is not Constraint.NONE and not _may_be_passed(core, head):
-            constraint, root = Constraint.QUEUE, head
-    return Explanation(sequence=sequence, position=position, constraint=constraint, needs=needs, root=root)
 
+    def _constraint_alone(self, sequence: SequenceSnapshot, needs: Needs) -> Constraint:
+        if needs.tokens_available <= 0:
+            return Constraint.TOKEN_BUDGET
+        if sequence.num_in_flight_plans:
+            return Constraint.RESULT
+        if self._may_preempt(sequence, needs):
+            return Constraint.NONE
+        if needs.rows_free < needs.rows_needed:
+            return Constraint.ROWS
+        if needs.blocks_free + needs.blocks_evictable - needs.blocks_needed < needs.watermark:
+            return Constraint.BLOCKS
+        return Constraint.NONE
 
-def _may_be_passed(core: Scheduler, head: Explanation) -> bool:
-    """Whether those behind it that fit may be admitted before it."""
-    return head.constraint is Constraint.BLOCKS and head.sequence.num_overtaken < core.config.max_overtakes
+    def _may_preempt(self, sequence: SequenceSnapshot, needs: Needs) -> bool:
+        """Whether it is the head, and running sequences of lower priority hold all that it lacks."""
+        if self._picture.waiting[:1] != (sequence,):
+            return False
+        victims = [other for other in self._picture.running if other.priority > sequence.priority]
+        freed = sum(_num_exclusive(self._picture, victim) for victim in victims)
+        available = needs.blocks_free + needs.blocks_evictable + freed
+        return (
+            bool(victims) and needs.blocks_needed <= available and needs.rows_needed <= needs.rows_free + len(victims)
+        )
+
+    def _needs_running(self, sequence: SequenceSnapshot) -> Needs:
+        wanted = sequence.num_computed_tokens + sequence.num_uncomputed_tokens
+        needed = max(blocks_for(wanted, self._config.block_size) - len(sequence.blocks), 0)
+        return self._needs(needed=needed, hits=(), rows=0, tokens=self._shares[sequence.sequence_id])
+
+    def _needs_admission(self, sequence: SequenceSnapshot) -> Needs:
+        live = self._core._live[sequence.sequence_id]
+        hits = probe_prefix(self._core, live.token_ids, live.spec.cache_salt).blocks
+        needed = blocks_for(len(live.token_ids), self._config.block_size) - len(hits) + sequence.num_siblings
+        left = self._config.max_num_batched_tokens - sum(self._shares.values())
+        return self._needs(needed=needed, hits=hits, rows=1 + sequence.num_siblings, tokens=left)
+
+    def _needs(self, *, needed: int, hits: tuple[int, ...], rows: int, tokens: int) -> Needs:
+        pool, picture = self._core.blocks.pool, self._picture
+        return Needs(
+            blocks_needed=needed,
+            blocks_cached=len(hits),
+            blocks_free=picture.num_free_blocks,
+            blocks_evictable=picture.num_cached_blocks - sum(pool.is_cached(block) for block in hits),
+            watermark=self._config.watermark if picture.running else 0,
+            rows_needed=rows,
+            rows_free=len(picture.free_rows),
+            rows_total=self._config.max_num_seqs,
+            tokens_available=tokens,
+            token_budget=self._config.max_num_batched_tokens,
+        )
 
 
 def _constraint_running(sequence: SequenceSnapshot, needs: Needs) -> Constraint:
-    if sequence.awaits_fork:
-        return Constraint.FORK
     if sequence.num_uncomputed_tokens == 0:
         return Constraint.RESULT
-    return Constraint.NONE if needs.tokens_available else Constraint.TOKEN_BUDGET
-
-
-def _constraint_admission(picture: Snapshot, sequence: SequenceSnapshot, needs: Needs) -> Constraint:
-    if sequence.queue is Queue.WAITING and picture.swapped:
-        return Constraint.SWAPPED
-    if needs.rows_free < needs.rows_needed:
-        return Constraint.ROWS
-    if needs.tokens_available <= 0:
-        return Constraint.TOKEN_BUDGET
-    if sequence.num_in_flight_plans:
-        return Constraint.RESULT
-    if needs.blocks_free + needs.blocks_evictable - needs.blocks_needed < needs.watermark:
-        return Constraint.BLOCKS
-    return Constraint.NONE
+    return Constraint.NONE if needs.tokens_available > 0 else Constraint.TOKEN_BUDGET
 
 
 def _token_shares(picture: Snapshot, budget: int) -> dict[int, int]:
     """What the next plan computes for each running sequence: single tokens first, then prompts in order of service."""
-    lacking = {sequence.sequence_id: sequence.num_uncomputed_tokens for sequence in picture.running}
+    lacking = {
+        # A sibling that waits for its fork will need the token that is set aside for it.
+        sequence.sequence_id: sequence.num_uncomputed_tokens if sequence.leader is None else 1
+        for sequence in picture.running
+    }
     left = budget - sum(count == 1 for count in lacking.values())
     shares = {}
     for sequence_id, count in lacking.items():
@@ -154,31 +222,6 @@ def _token_shares(picture: Snapshot, budget: int) -> dict[int, int]:
     return shares
 
 
-def _needs_running(core: Scheduler, picture: Snapshot, sequence: SequenceSnapshot, share: int) -> Needs:
-    total = blocks_for(sequence.num_computed_tokens + share, core.config.block_size)
-    return _needs(core, picture, needed=max(total - len(sequence.blocks), 0), hits=_NO_HITS, rows=0, tokens=share)
-
-
-def _needs_admission(core: Scheduler, picture: Snapshot, sequence: SequenceSnapshot, tokens: int) -> Needs:
-    known = sequence.num_prompt_tokens + sequence.num_output_tokens
-    hits = _NO_HITS
-    if sequence.queue is Queue.WAITING:
-        live = core._live[sequence.sequence_id]
-        hits = probe_prefix(core, live.token_ids, live.spec.cache_salt)
-    needed = blocks_for(known, core.config.block_size) - len(hits.blocks) + sequence.num_siblings
-    return _needs(core, picture, needed=needed, hits=hits, rows=1 + sequence.num_siblings, tokens=tokens)
-
-
-def _needs(core: Scheduler, picture: Snapshot, *, needed: int, hits: PrefixProbe, rows: int, tokens: int) -> Needs:
-    return Needs(
-        blocks_needed=needed,
-        blocks_cached=len(hits.blocks),
-        blocks_free=picture.num_free_blocks,
-        blocks_evictable=picture.num_cached_blocks - sum(core.blocks.pool.is_cached(block) for block in hits.blocks),
-        watermark=core.config.watermark if picture.running else 0,
-        rows_needed=rows,
-        rows_free=len(picture.free_rows),
-        rows_total=core.config.max_num_seqs,
-        tokens_available=tokens,
-        token_budget=core.config.max_num_batched_tokens,
-    )
+def _num_exclusive(picture: Snapshot, sequence: SequenceSnapshot) -> int:
+    """Blocks that would be available if the sequence gave its own back."""
+    return sum(picture.block_references[block] == 1 for block in sequence.blocks)

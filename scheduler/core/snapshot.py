@@ -12,11 +12,12 @@ from scheduler.core.live import LiveSequence, Queue
 class SequenceSnapshot:
     """One live sequence.
 
+    priority: as it is served; 0 for all under the policy "fcfs".
     row: None while it waits. blocks: its block table. num_output_tokens: settled ones.
     num_computed_tokens: leading tokens whose KV is in the blocks, counting plans in flight.
     num_host_blocks: blocks of the host pool that hold its KV while it is swapped.
-    num_siblings: other sequences of its request that are admitted together with it.
-    awaits_fork: whether it waits for a sibling to compute their prompt.
+    num_siblings: other sequences of its request that will be admitted together with it.
+    leader: the sequence of its request that is admitted first or computes their prompt; None if it waits for none.
     history: decisions about it, oldest first, less the num_dropped_decisions oldest.
     """
 
@@ -37,19 +38,21 @@ class SequenceSnapshot:
     num_overtaken: int
     num_host_blocks: int
     num_siblings: int
-    awaits_fork: bool
+    leader: int | None
     history: tuple[Decision, ...]
     num_dropped_decisions: int
 
     @classmethod
     def of(cls, sequence: LiveSequence) -> SequenceSnapshot:
         """The sequence as it is now."""
-        spec, batch, group = sequence.spec, sequence.decoding, sequence.group
-        decoding = 0 if batch is None else batch.in_flight(sequence)
+        spec, group = sequence.spec, sequence.group
+        num_computed, num_in_flight_tokens, num_in_flight_plans = sequence.progress
+        together = [] if group is None else group.waiting
+        follows = group is not None and sequence in (*together[1:], *group.pending)
         return cls(
             sequence_id=spec.sequence_id,
             tenant=spec.tenant,
-            priority=spec.priority,
+            priority=sequence.key[0],
             arrival=sequence.arrival,
             queue=sequence.queue,
             row=sequence.row if sequence.queue is Queue.RUNNING else None,
@@ -57,14 +60,14 @@ class SequenceSnapshot:
             num_prompt_tokens=len(spec.prompt),
             num_output_tokens=sequence.num_output,
             max_tokens=spec.max_tokens,
-            num_computed_tokens=sequence.num_computed if batch is None else batch.computed(sequence),
-            num_in_flight_tokens=sequence.num_in_flight_tokens + decoding,
-            num_in_flight_plans=sequence.num_in_flight_plans + decoding,
+            num_computed_tokens=num_computed,
+            num_in_flight_tokens=num_in_flight_tokens,
+            num_in_flight_plans=num_in_flight_plans,
             num_preemptions=sequence.num_preemptions,
             num_overtaken=sequence.num_overtaken,
             num_host_blocks=len(sequence.host_blocks),
-            num_siblings=0 if group is None else len(group.members) - 1,
-            awaits_fork=group is not None and sequence in group.pending,
+            num_siblings=len(together) - 1 if together[:1] == [sequence] else 0,
+            leader=group.leader.spec.sequence_id if group is not None and follows else None,
             history=sequence.history.entries,
             num_dropped_decisions=sequence.history.num_dropped,
         )
@@ -84,6 +87,7 @@ class Snapshot:
     num_deadlines: kept deadlines, those of ended sequences that are not cleaned up yet included.
     num_cached_blocks: unreferenced blocks that the prefix cache can find. num_indexed_blocks: all that it can find.
     block_references: per block, the number of block tables that name it, and of pins.
+    pinned_blocks: blocks that a fork will copy, a reference each.
     """
 
     epoch: int
@@ -97,5 +101,7 @@ class Snapshot:
     num_free_blocks: int
     num_cached_blocks: int
     num_indexed_blocks: int
+    num_host_blocks: int = 0
     num_free_host_blocks: int = 0
     block_references: tuple[int, ...]
+    pinned_blocks: tuple[int, ...] = ()

@@ -79,8 +79,9 @@ class DuplicateRequestError(RequestError):
 class UnknownRequestError(RequestError):
     """No live request has this id."""
 
-    def __init__(self, request_id: str) -> None:
-        super().__init__(f"request_id: {request_id!r} is not a live request; it never came, or it has ended")
+    def __init__(self, request_id: str, index: int | None = None) -> None:
+        what = "a live request" if index is None else f"a live request with a live sequence of index {index}"
+        super().__init__(f"request_id: {request_id!r} is not {what}; it never came, or it has ended")
         self._request_id = request_id
 
     def metadata(self) -> dict[str, str]:

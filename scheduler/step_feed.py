@@ -1,0 +1,156 @@
+"""Summaries of steps for whoever watches, without ever waiting for one who reads too slowly.
+
+The engine announces each plan and each result; a summary goes out when both are known. Every watcher has a bounded
+buffer of its own: when it is full its oldest summary goes, and the next one that the watcher reads says how many did.
+While nobody watches, a step costs two comparisons.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from typing import Final
+
+from scheduler.core.plan import StepPlan
+from scheduler.core.result import StepResult
+from scheduler.core.scheduler import Scheduler
+
+_BUFFERED_STEPS: Final = 256
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepSummary:
+    """One step; queues, blocks and preemptions as of its plan. The times are 0 until its result is back.
+
+    preemptions: since the plan before.
+    """
+
+    step_id: int
+    planned_ns: int
+    rows: int
+    tokens: int
+    admissions: int
+    released_rows: int
+    preemptions: int
+    swapped_out_blocks: int
+    swapped_in_blocks: int
+    copied_blocks: int
+    num_running: int
+    num_waiting: int
+    num_swapped: int
+    free_blocks: int
+    cached_blocks: int
+    sampled_tokens: int = 0
+    execute_ns: int = 0
+    turnaround_ns: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class WatchedStep:
+    """A summary, and how many before it this watcher lost."""
+
+    summary: StepSummary
+    num_skipped: int
+
+
+class StepWatch:
+    """One watcher's end: an endless async iterator."""
+
+    def __init__(self, capacity: int) -> None:
+        self._buffer: deque[StepSummary] = deque()
+        self._capacity = capacity
+        self._num_skipped = 0
+        self._news = asyncio.Event()
+
+    def push(self, summary: StepSummary) -> None:
+        """Never waits: when the buffer is full the oldest summary goes."""
+        if len(self._buffer) == self._capacity:
+            self._buffer.popleft()
+            self._num_skipped += 1
+        self._buffer.append(summary)
+        self._news.set()
+
+    def __aiter__(self) -> StepWatch:
+        return self
+
+    async def __anext__(self) -> WatchedStep:
+        while not self._buffer:
+            self._news.clear()
+            await self._news.wait()
+        skipped, self._num_skipped = self._num_skipped, 0
+        return WatchedStep(self._buffer.popleft(), skipped)
+
+
+class StepFeed:
+    """From the engine to the watchers; all on one event loop."""
+
+    def __init__(self, core: Scheduler, *, capacity: int = _BUFFERED_STEPS) -> None:
+        self._core = core
+        self._capacity = capacity
+        self._watches: dict[int, StepWatch] = {}
+        self._num_watches = 0
+        self._planned: deque[StepSummary] = deque()
+        self._num_preemptions = core.counters.preemptions
+
+    @contextmanager
+    def watch(self) -> Iterator[StepWatch]:
+        """Watches from the next plan on, until the block is left."""
+        if not self._watches:
+            self._num_preemptions = self._core.counters.preemptions
+        self._num_watches += 1
+        number, watch = self._num_watches, StepWatch(self._capacity)
+        self._watches[number] = watch
+        try:
+            yield watch
+        finally:
+            del self._watches[number]
+            if not self._watches:
+                self._planned.clear()
+
+    def planned(self, plan: StepPlan, now_ns: int) -> None:
+        """A plan was made."""
+        if not self._watches:
+            return
+        core, pool = self._core, self._core.blocks.pool
+        preemptions = core.counters.preemptions
+        self._planned.append(
+            StepSummary(
+                step_id=plan.step_id,
+                planned_ns=now_ns,
+                rows=len(plan.rows),
+                tokens=sum(plan.num_tokens),
+                admissions=len(plan.admissions),
+                released_rows=len(plan.released_rows),
+                preemptions=preemptions - self._num_preemptions,
+                swapped_out_blocks=len(plan.swap_out),
+                swapped_in_blocks=len(plan.swap_in),
+                copied_blocks=len(plan.copy_on_write),
+                num_running=core.num_running,
+                num_waiting=core.num_waiting,
+                num_swapped=core.num_swapped,
+                free_blocks=pool.num_free,
+                cached_blocks=pool.num_cached,
+            )
+        )
+        self._num_preemptions = preemptions
+
+    def settled(self, result: StepResult, now_ns: int) -> None:
+        """Its result was taken; plans before it were lost with their worker."""
+        if not self._watches:
+            return
+        while self._planned and self._planned[0].step_id < result.step_id:
+            self._planned.popleft()
+        if not self._planned or self._planned[0].step_id != result.step_id:
+            return  # planned before anybody watched
+        planned = self._planned.popleft()
+        summary = replace(
+            planned,
+            sampled_tokens=len(result.tokens),
+            execute_ns=result.execute_ns,
+            turnaround_ns=now_ns - planned.planned_ns,
+        )
+        for watch in self._watches.values():
+            watch.push(summary)
