@@ -1,0 +1,128 @@
+"""Sequences, results and limits as bytes.
+
+Rare values with many fields (a sequence's sampling, the limits) are JSON of the fields that differ from their defaults,
+so a field that is added later needs no new format. Columns of tokens are packed.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import MISSING, fields, is_dataclass
+from typing import Any
+
+from scheduler.core.config import CoreConfig
+from scheduler.core.result import EndReason, RowFlag, StepResult
+from scheduler.core.sequence import Sampling, SequenceSpec
+from scheduler.recording.errors import RecordingError
+from scheduler.recording.packing import Packer, Unpacker
+
+
+def to_json(value: Mapping[str, Any]) -> str:
+    """Compact JSON, the same for equal values: sets are sorted, bytes are hexadecimal, dataclasses are their fields."""
+    return json.dumps(value, default=_plain, separators=(",", ":"))
+
+
+def changed_fields(instance: Any) -> dict[str, Any]:
+    """The fields of a dataclass that differ from their defaults."""
+    values = ((field, getattr(instance, field.name)) for field in fields(instance))
+    return {field.name: value for field, value in values if field.default is MISSING or value != field.default}
+
+
+def pack_spec(packer: Packer, spec: SequenceSpec) -> None:
+    """A sequence as it is added."""
+    packer.column(spec.prompt)
+    others = changed_fields(spec)
+    del others["prompt"]
+    packer.text(to_json(others))
+
+
+def unpack_spec(unpacker: Unpacker) -> SequenceSpec:
+    """As `pack_spec`."""
+    prompt = unpacker.column()
+    others = _from_json(unpacker.text())
+    if "stop_token_ids" in others:
+        others["stop_token_ids"] = frozenset(others["stop_token_ids"])
+    if "sampling" in others:
+        others["sampling"] = Sampling(**others["sampling"])
+    return SequenceSpec(prompt=prompt, **others)
+
+
+def pack_result(packer: Packer, result: StepResult) -> None:
+    """A worker's result. Of log-probabilities only the number is kept: the core looks at nothing else of them."""
+    packer.unsigned(result.epoch)
+    packer.unsigned(result.step_id)
+    packer.unsigned(result.execute_ns)
+    packer.column(result.num_sampled)
+    packer.column(result.tokens)
+    packer.column(result.flags)
+    packer.unsigned(len(result.logprobs))
+    packer.unsigned(len(result.top_tokens))
+    packer.unsigned(len(result.top_logprobs))
+
+
+def unpack_result(unpacker: Unpacker) -> StepResult:
+    """As `pack_result`, with zeros for log-probabilities."""
+    return StepResult(
+        epoch=unpacker.unsigned(),
+        step_id=unpacker.unsigned(),
+        execute_ns=unpacker.unsigned(),
+        num_sampled=unpacker.column(),
+        tokens=unpacker.column(),
+        flags=tuple(map(RowFlag, unpacker.column())),
+        logprobs=(0.0,) * unpacker.unsigned(),
+        top_tokens=((),) * unpacker.unsigned(),
+        top_logprobs=((),) * unpacker.unsigned(),
+    )
+
+
+def pack_reason(packer: Packer, reason: EndReason) -> None:
+    """Why a sequence ends, by name, so that the order of the reasons may change."""
+    packer.text(reason.value)
+
+
+def unpack_reason(unpacker: Unpacker) -> EndReason:
+    """As `pack_reason`."""
+    return EndReason(unpacker.text())
+
+
+def pack_time(packer: Packer, time_ns: int) -> None:
+    """A time, which is usually just before that of the record."""
+    packer.signed(time_ns - packer.now_ns)
+
+
+def unpack_time(unpacker: Unpacker) -> int:
+    """As `pack_time`."""
+    return unpacker.now_ns + unpacker.signed()
+
+
+def config_from_json(values: Mapping[str, Any]) -> CoreConfig:
+    """The limits that `changed_fields` and `to_json` wrote. Raises RecordingError for limits that this core has not."""
+    unknown = sorted(set(values) - {field.name for field in fields(CoreConfig)})
+    if unknown:
+        raise RecordingError(f"recorded with limits that this version does not know: {', '.join(unknown)}")
+    return CoreConfig(**{**values, "model_key": bytes.fromhex(values.get("model_key", ""))})
+
+
+def _plain(value: object) -> object:
+    if is_dataclass(value):
+        return changed_fields(value)
+    if isinstance(value, frozenset):
+        return sorted(value)
+    if isinstance(value, bytes):
+        return value.hex()
+    raise TypeError(f"{type(value).__name__} has no form in a recording")
+
+
+def _from_json(text: str) -> dict[str, Any]:
+    """JSON with tuples for arrays, because what the core holds is immutable."""
+    values: dict[str, Any] = json.loads(text)
+    return {name: _frozen(value) for name, value in values.items()}
+
+
+def _frozen(value: Any) -> Any:
+    if isinstance(value, list):
+        return tuple(map(_frozen, value))
+    if isinstance(value, dict):
+        return {name: _frozen(inner) for name, inner in value.items()}
+    return value
