@@ -242,6 +242,7 @@ class Engine:
             raise wire.CapacityError("the worker serves another model or configuration than the one before")
         limits = wire.SessionLimits(
             num_blocks=capacity.num_blocks,
+            num_host_blocks=capacity.num_host_blocks,
             num_rows=self._config.core.max_num_seqs,
             max_num_batched_tokens=self._config.core.max_num_batched_tokens,
             max_model_len=self._config.max_model_len,

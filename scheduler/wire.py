@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from octavo.worker.v1alpha1 import worker_pb2 as pb
-from scheduler.core.plan import Admission, StepPlan
+from scheduler.core.plan import Admission, BlockCopies, StepPlan
 from scheduler.core.result import RowFlag, StepResult
 
 PROTOCOL_VERSION = 1
@@ -13,9 +13,13 @@ PROTOCOL_VERSION = 1
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerCapacity:
-    """What a worker says of itself, as far as the scheduler uses it. Lengths in tokens."""
+    """What a worker says of itself, as far as the scheduler uses it. Lengths in tokens.
+
+    num_blocks: on the device. num_host_blocks: in host memory, for swapped sequences; 0 if the worker cannot swap.
+    """
 
     num_blocks: int
+    num_host_blocks: int
     block_size: int
     bytes_per_block: int
     logits_width: int
@@ -42,6 +46,7 @@ def read_capacity(message: pb.GetCapacityResponse) -> WorkerCapacity:
     group = message.kv_groups[0]
     return WorkerCapacity(
         num_blocks=message.num_device_blocks,
+        num_host_blocks=message.num_host_blocks,
         block_size=group.block_size,
         bytes_per_block=group.bytes_per_block,
         logits_width=message.logits_width,
@@ -59,6 +64,7 @@ class SessionLimits:
     """What plans of a session will use at most."""
 
     num_blocks: int
+    num_host_blocks: int
     num_rows: int
     max_num_batched_tokens: int
     max_model_len: int
@@ -71,6 +77,7 @@ def open_message(capacity: WorkerCapacity, limits: SessionLimits, group_epoch: i
             protocol_version=PROTOCOL_VERSION,
             config_digest=capacity.config_digest,
             num_device_blocks=limits.num_blocks,
+            num_host_blocks=limits.num_host_blocks,
             group_epoch=group_epoch,
             num_rows=limits.num_rows,
             max_num_batched_tokens=limits.max_num_batched_tokens,
@@ -87,11 +94,22 @@ def plan_message(plan: StepPlan) -> pb.ExecuteRequest:
         admissions=[_admission(admission) for admission in plan.admissions],
         scheduled=pb.Scheduled(rows=plan.rows, num_tokens=plan.num_tokens, max_samples=plan.max_samples),
     )
+    for phase, copies in (
+        (message.swap_out, plan.swap_out),
+        (message.swap_in, plan.swap_in),
+        (message.copy_on_write, plan.copy_on_write),
+    ):
+        if copies:
+            phase.MergeFrom(_copies(copies))
     if plan.edit_rows:
         message.table_edits.MergeFrom(
             pb.TableEdits(rows=plan.edit_rows, indices=plan.edit_indices, blocks=plan.edit_blocks)
         )
     return pb.ExecuteRequest(plan=message)
+
+
+def _copies(copies: BlockCopies) -> pb.BlockCopies:
+    return pb.BlockCopies(sources=copies.sources, destinations=copies.destinations)
 
 
 def _admission(admission: Admission) -> pb.Admission:
@@ -134,4 +152,5 @@ def read_result(message: pb.StepResult, epoch: int) -> StepResult:
         top_logprobs=tuple(top_logprobs),
         flags=tuple(map(RowFlag, message.flags)),
         execute_ns=message.execute_ns,
+        copy_ns=message.copy_ns,
     )

@@ -17,10 +17,10 @@ from worker.config import ConfigError, WorkerConfig
 from worker.kv_cache import KVCache, KVCacheSpec
 from worker.loader.load import LoadedModel, choose_dtype, load_model, open_checkpoint
 from worker.loader.resolve import resolve_model
-from worker.memory import num_kv_blocks
+from worker.memory import num_host_blocks, num_kv_blocks
 from worker.runner import Runner
 from worker.sequence_table import SequenceTable
-from worker.step import PROTOCOL_VERSION, Admission, BlockCopies, Capacity, Limits, Sampling, StepPlan, no_ints
+from worker.step import NO_COPIES, PROTOCOL_VERSION, Admission, Capacity, Limits, Sampling, StepPlan, no_ints
 
 log = structlog.get_logger()
 
@@ -65,16 +65,20 @@ def load_worker(config: WorkerConfig) -> LoadedWorker:
         dtype=dtype,
     )
     num_blocks = _num_blocks(config, spec, device, max_model_len)
+    host_blocks = num_host_blocks(spec, device, num_blocks, config.swap_space)
+    kv_cache = KVCache(spec, num_blocks, device, host_blocks)
     log.info(
         "kv cache allocated",
         num_blocks=num_blocks,
         block_size=spec.block_size,
         tokens=num_blocks * spec.block_size,
         bytes=num_blocks * spec.bytes_per_block,
+        num_host_blocks=host_blocks,
+        host_bytes=host_blocks * spec.bytes_per_block,
         max_model_len=max_model_len,
     )
-    capacity = _capacity(loaded, spec, num_blocks, max_model_len)
-    runner = Runner(loaded.model, KVCache(spec, num_blocks, device), device)
+    capacity = _capacity(loaded, kv_cache, max_model_len)
+    runner = Runner(loaded.model, kv_cache, device)
     _run_first_step(runner, capacity)
     return LoadedWorker(runner=runner, capacity=capacity)
 
@@ -112,7 +116,8 @@ def _num_blocks(config: WorkerConfig, spec: KVCacheSpec, device: torch.device, m
     return num_blocks
 
 
-def _capacity(loaded: LoadedModel, spec: KVCacheSpec, num_blocks: int, max_model_len: int) -> Capacity:
+def _capacity(loaded: LoadedModel, kv_cache: KVCache, max_model_len: int) -> Capacity:
+    spec = kv_cache.spec
     # All that changes what a plan means, and nothing that does not: a worker that restarts alike gets the same digest.
     meaning = {
         "protocol_version": PROTOCOL_VERSION,
@@ -128,7 +133,8 @@ def _capacity(loaded: LoadedModel, spec: KVCacheSpec, num_blocks: int, max_model
         block_size=spec.block_size,
         window=loaded.config.sliding_window,
         bytes_per_block=spec.bytes_per_block,
-        num_device_blocks=num_blocks,
+        num_device_blocks=kv_cache.num_blocks,
+        num_host_blocks=kv_cache.num_host_blocks,
         logits_width=loaded.config.vocab_size,
         max_model_len=max_model_len,
         architecture=loaded.config.architecture,
@@ -144,6 +150,7 @@ def _run_first_step(runner: Runner, capacity: Capacity) -> None:
     limits = Limits(
         num_rows=1,
         num_device_blocks=capacity.num_device_blocks,
+        num_host_blocks=0,
         block_size=capacity.block_size,
         logits_width=capacity.logits_width,
         max_model_len=2,
@@ -163,7 +170,9 @@ def _run_first_step(runner: Runner, capacity: Capacity) -> None:
     plan = StepPlan(
         step_id=0,
         released_rows=no_ints(),
-        copy_on_write=BlockCopies(sources=no_ints(), destinations=no_ints()),
+        swap_out=NO_COPIES,
+        swap_in=NO_COPIES,
+        copy_on_write=NO_COPIES,
         admissions=(sequence,),
         edit_rows=no_ints(),
         edit_indices=no_ints(),

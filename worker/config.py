@@ -23,6 +23,7 @@ class WorkerConfig:
     gpu_memory_utilization: float = 0.5
     kv_cache_memory_bytes: int | None = None
     num_gpu_blocks_override: int | None = None
+    swap_space: int | None = None
     backend: str = "auto"
     device: str = "auto"
     exact: bool = False
@@ -46,6 +47,8 @@ class WorkerConfig:
             value = getattr(self, field)
             if value is not None and value < 1:
                 raise ConfigError(f"{_flag(field)} must be at least 1, is {value}")
+        if self.swap_space is not None and self.swap_space < 0:
+            raise ConfigError(f"--swap-space must be at least 0, is {self.swap_space}")
         if self.exact and self.dtype == "bfloat16":
             raise ConfigError("--exact computes in float32; --dtype must be auto or float32, is bfloat16")
         if self.exact and self.device == "cuda":

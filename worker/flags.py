@@ -11,8 +11,10 @@ from typing import Any
 import yaml
 
 from worker.config import BACKENDS, DEVICES, DTYPES, LOG_FORMATS, LOG_LEVELS, ConfigError, WorkerConfig
+from worker.sizes import parse_size
 
 _SECTION, _OTHER_SECTION = "worker", "scheduler"
+_SIZES = ("kv_cache_memory_bytes", "swap_space")
 
 
 def parser() -> argparse.ArgumentParser:
@@ -43,8 +45,20 @@ def parser() -> argparse.ArgumentParser:
         type=float,
         metavar="FRACTION",
     )
-    flag("--kv-cache-memory-bytes", "size of the KV cache in bytes, in place of a fraction", type=int, metavar="BYTES")
+    flag(
+        "--kv-cache-memory-bytes",
+        "size of the KV cache, in bytes or as in 4GiB, in place of a fraction",
+        type=_size,
+        metavar="SIZE",
+    )
     flag("--num-gpu-blocks-override", "size of the KV cache in blocks, in place of both", type=int, metavar="BLOCKS")
+    flag(
+        "--swap-space",
+        "host memory for KV cache blocks that are swapped out, in bytes or as in 4GiB; 0: no swapping; none: a quarter "
+        "of the KV cache's size, at most a quarter of the host memory that it leaves",
+        type=_size,
+        metavar="SIZE",
+    )
     flag("--backend", "kernels; auto is cpu (native) on a CPU and torch on a GPU", choices=BACKENDS)
     flag("--device", "where tensors live; auto is cuda where there is a GPU, else cpu", choices=DEVICES)
     flag("--exact", "float32 on the CPU, results independent of what else is in a step", action="store_true")
@@ -64,6 +78,13 @@ def parse(arguments: Sequence[str]) -> WorkerConfig:
     return WorkerConfig(**values)
 
 
+def _size(text: str) -> int:
+    try:
+        return parse_size(text)
+    except ValueError as error:  # argparse shows the message of its own exception only
+        raise argparse.ArgumentTypeError(str(error)) from error
+
+
 def _read_file(path: str) -> dict[str, Any]:
     """Flags from the top level and from the section `worker:`; the section of the other service is not ours."""
     try:
@@ -77,6 +98,12 @@ def _read_file(path: str) -> dict[str, Any]:
     if not isinstance(section, dict):
         raise ConfigError(f"--config {path}: {_SECTION} must be a mapping of flags to values")
     values = {str(key).replace("-", "_"): value for key, value in {**content, **section}.items()}
+    for name in _SIZES:
+        if isinstance(text := values.get(name), str):
+            try:
+                values[name] = parse_size(text)
+            except ValueError as error:
+                raise ConfigError(f"--config {path}: {name.replace('_', '-')} {error}") from error
     types = {field.name: str(field.type) for field in fields(WorkerConfig)}
     for name, value in values.items():
         flag = name.replace("_", "-")

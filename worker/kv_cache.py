@@ -1,9 +1,12 @@
-"""The paged KV cache: the memory of keys and values, and copies between its blocks.
+"""The paged KV cache: the memory of keys and values, the host blocks beside it, and copies between blocks.
 
 It knows nothing of sequences; which block belongs to whom is the scheduler's business. All layers live in one
 allocation [2, L, N, G, B, D] (keys and values, layers, blocks, key/value heads, tokens per block, head size), so that a
-phase of block copies is one gather and one scatter however many layers and blocks there are. Memory is not
-initialised: a slot holds garbage until a step has written it, and no reader may look at one before.
+layer's keys and values are contiguous. Memory is not initialised: a slot holds garbage until a step has written it, and
+no reader may look at one before.
+
+Copies are in the order of the device's current stream, like the model's reads and writes: each sees what the calls
+before it wrote, and nothing has to be waited for.
 """
 
 from __future__ import annotations
@@ -12,6 +15,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
+
+from worker.host_blocks import allocate_host_blocks
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,22 +36,46 @@ class KVCacheSpec:
 
 
 class KVCache:
-    """Keys and values of every layer. keys[i], values[i]: [N, G, B, D], contiguous views of the one allocation."""
+    """Keys and values of every layer. keys[i], values[i]: [N, G, B, D], contiguous views of the one allocation.
 
-    def __init__(self, spec: KVCacheSpec, num_blocks: int, device: torch.device) -> None:
+    A phase of copies takes blocks sources[i] to destinations[i], in all layers: lengths are equal, destinations are
+    distinct, and none is a source.
+    """
+
+    def __init__(self, spec: KVCacheSpec, num_blocks: int, device: torch.device, num_host_blocks: int = 0) -> None:
         self.spec = spec
         self.num_blocks = num_blocks
+        self.num_host_blocks = num_host_blocks
         self.device = device
         shape = (2, spec.num_layers, num_blocks, spec.num_kv_heads, spec.block_size, spec.head_dim)
-        self._storage = torch.empty(shape, dtype=spec.dtype, device=device)
-        self.keys = list(self._storage[0].unbind(0))
-        self.values = list(self._storage[1].unbind(0))
+        storage = torch.empty(shape, dtype=spec.dtype, device=device)
+        self.keys = list(storage[0].unbind(0))
+        self.values = list(storage[1].unbind(0))
+        self._blocks = storage.movedim(2, 0)  # [N, 2, L, G, B, D], a view
+        self._host_blocks = allocate_host_blocks(num_host_blocks, self._blocks.shape[1:], spec.dtype, device)
 
-    def copy_blocks(self, sources: Sequence[int], destinations: Sequence[int]) -> None:
-        """Copies source blocks to destinations, in all layers, as one phase: the two are disjoint, destinations
-        distinct, and lengths equal."""
-        if not sources:
-            return
-        source = torch.tensor(sources, dtype=torch.int64, device=self.device)
-        destination = torch.tensor(destinations, dtype=torch.int64, device=self.device)
-        self._storage.index_copy_(2, destination, self._storage.index_select(2, source))
+    def swap_out(self, sources: Sequence[int], destinations: Sequence[int]) -> None:
+        """A phase of copies from device blocks to host blocks."""
+        _copy(self._blocks, sources, self._host_blocks, destinations)
+
+    def swap_in(self, sources: Sequence[int], destinations: Sequence[int]) -> None:
+        """A phase of copies from host blocks to device blocks."""
+        _copy(self._host_blocks, sources, self._blocks, destinations)
+
+    def copy_on_write(self, sources: Sequence[int], destinations: Sequence[int]) -> None:
+        """A phase of copies from device blocks to device blocks."""
+        _copy(self._blocks, sources, self._blocks, destinations)
+
+    def synchronize(self) -> None:
+        """Returns once all copies so far are done."""
+        if self.device.type == "cuda":
+            torch.cuda.current_stream(self.device).synchronize()
+
+
+def _copy(
+    from_blocks: torch.Tensor, sources: Sequence[int], to_blocks: torch.Tensor, destinations: Sequence[int]
+) -> None:
+    # One strided copy per block over all layers. A gather and a scatter for the whole phase would move every byte twice
+    # and need room for all of them once more; on a CPU they are several times slower.
+    for source, destination in zip(sources, destinations, strict=True):
+        to_blocks[destination].copy_(from_blocks[source], non_blocking=True)

@@ -1,6 +1,7 @@
-"""How many KV cache blocks the worker's memory holds.
+"""How many KV cache blocks the worker's memory holds, on the device and, for those swapped out, on the host.
 
-Asked once, after the weights are loaded: a fraction of what is free then is the cache's, the rest is for activations.
+Asked once, after the weights are loaded and before anything is allocated: a fraction of what is free then is the
+cache's, the rest is for activations.
 """
 
 from __future__ import annotations
@@ -11,8 +12,13 @@ import torch
 
 from worker.cgroup import memory_headroom
 from worker.kv_cache import KVCacheSpec
+from worker.sizes import GIB
 
-GIB = 1 << 30
+_CPU = torch.device("cpu")
+
+_SWAP_SHARE = 4
+"""Swapped-out blocks take a quarter of the KV cache's size by default: they serve the sequences that do not fit for a
+while, and those are far fewer than the ones that run. And at most a quarter of host memory, which others use too."""
 
 
 class KVCacheMemoryError(ValueError):
@@ -52,6 +58,26 @@ def num_kv_blocks(
         raise KVCacheMemoryError(f"--gpu-memory-utilization is {gpu_memory_utilization}, must be in (0, 1]")
     budget = int(available * gpu_memory_utilization)
     return _blocks_in(budget, spec, f"--gpu-memory-utilization {gpu_memory_utilization} of {available} bytes available")
+
+
+def num_host_blocks(spec: KVCacheSpec, device: torch.device, num_blocks: int, swap_space: int | None) -> int:
+    """Host blocks to allocate beside a KV cache of num_blocks on the device; 0: no swapping.
+
+    swap_space: their bytes; None for a share of the KV cache's and of host memory. Raises KVCacheMemoryError, naming
+    the flag and the figures, where that is less than a block and not 0, or more than host memory has left.
+    """
+    kv_cache_bytes = num_blocks * spec.bytes_per_block
+    left = max(0, available_memory(_CPU) - (kv_cache_bytes if device.type == "cpu" else 0))
+    if swap_space is None:
+        return min(kv_cache_bytes, left) // _SWAP_SHARE // spec.bytes_per_block
+    if swap_space > left:
+        raise KVCacheMemoryError(
+            f"--swap-space {swap_space} is more than the {left} bytes of host memory ({left / GIB:.2f} GiB) that the "
+            "KV cache leaves"
+        )
+    if swap_space == 0:
+        return 0
+    return _blocks_in(swap_space, spec, f"--swap-space {swap_space} (bytes, unless a unit is given as in 4GiB)")
 
 
 def available_memory(device: torch.device) -> int:

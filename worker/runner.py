@@ -28,16 +28,31 @@ class Runner:
         this or any other error the table must not be used again."""
         start = time.perf_counter_ns()
         table.apply(plan)
-        copies = plan.copy_on_write
-        self._kv_cache.copy_blocks(copies.sources.tolist(), copies.destinations.tolist())
+        copy_ns = self._copy_blocks(plan)
         batch = build_input_batch(table, plan, self._kv_cache.spec.block_size, self._device)
         logits = self._model.forward(batch, self._kv_cache)  # [R, V]
         sampled = sample(logits, table.sampling(sampling_rows(plan)))
         table.commit(plan, sampled.tokens)
-        return _result(plan, sampled, time.perf_counter_ns() - start)
+        return _result(plan, sampled, time.perf_counter_ns() - start, copy_ns)
+
+    def _copy_blocks(self, plan: StepPlan) -> int:
+        """Performs the plan's phases of block copies, one after the other. -> nanoseconds, 0 if there are none."""
+        cache = self._kv_cache
+        phases = (
+            (cache.swap_out, plan.swap_out),
+            (cache.swap_in, plan.swap_in),
+            (cache.copy_on_write, plan.copy_on_write),
+        )
+        if not any(copies.sources.size for _, copies in phases):
+            return 0
+        start = time.perf_counter_ns()
+        for copy, copies in phases:
+            copy(copies.sources.tolist(), copies.destinations.tolist())
+        cache.synchronize()
+        return time.perf_counter_ns() - start
 
 
-def _result(plan: StepPlan, sampled: Sampled, execute_ns: int) -> StepResult:
+def _result(plan: StepPlan, sampled: Sampled, execute_ns: int, copy_ns: int) -> StepResult:
     num_sampled = plan.max_samples.copy()
     num_sampled[plan.max_samples > 0] = sampled.finite
     flags = no_ints()
@@ -53,4 +68,5 @@ def _result(plan: StepPlan, sampled: Sampled, execute_ns: int) -> StepResult:
         top_logprobs=sampled.top_logprobs,
         flags=flags,
         execute_ns=execute_ns,
+        copy_ns=copy_ns,
     )

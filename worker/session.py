@@ -105,13 +105,14 @@ def check_open(open_: Open, capacity: Capacity) -> Limits:
             f"this worker's is {capacity.config_digest.hex()}"
         )
     _within("num_device_blocks", open_.num_device_blocks, 1, capacity.num_device_blocks)
-    _within("num_host_blocks", open_.num_host_blocks, 0, 0)
+    _within("num_host_blocks", open_.num_host_blocks, 0, capacity.num_host_blocks)
     _within("num_rows", open_.num_rows, 1, MAX_ROWS)
     _within("max_model_len", open_.max_model_len, 1, capacity.max_model_len)
     _within("max_num_batched_tokens", open_.max_num_batched_tokens, 1, 2**31 - 1)
     return Limits(
         num_rows=open_.num_rows,
         num_device_blocks=open_.num_device_blocks,
+        num_host_blocks=open_.num_host_blocks,
         block_size=capacity.block_size,
         logits_width=capacity.logits_width,
         max_model_len=open_.max_model_len,

@@ -58,9 +58,10 @@ class Open:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Capacity:
-    """What this worker can do. One KV group, one rank, no host blocks.
+    """What this worker can do. One KV group, one rank.
 
-    block_size in tokens, bytes_per_block over all layers, window in tokens (0: none).
+    block_size in tokens, bytes_per_block over all layers, window in tokens (0: none), num_host_blocks 0 if it cannot
+    swap.
     """
 
     num_layers: int
@@ -68,6 +69,7 @@ class Capacity:
     window: int
     bytes_per_block: int
     num_device_blocks: int
+    num_host_blocks: int
     logits_width: int
     max_model_len: int
     architecture: str
@@ -83,6 +85,7 @@ class Limits:
 
     num_rows: int
     num_device_blocks: int
+    num_host_blocks: int
     block_size: int
     logits_width: int
     max_model_len: int
@@ -131,15 +134,22 @@ class BlockCopies:
     destinations: IntColumn
 
 
+NO_COPIES = BlockCopies(sources=no_ints(), destinations=no_ints())
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepPlan:
-    """One step. Parts are applied in the order of the fields. There is no host pool yet, so nothing is swapped.
+    """One step. Parts are applied in the order of the fields.
 
+    swap_out copies device blocks to host blocks, swap_in host blocks to device blocks, copy_on_write device blocks to
+    device blocks; each phase sees what the one before wrote.
     edit_*: entries to set in block tables. rows, num_tokens, max_samples: what to compute, one entry per row.
     """
 
     step_id: int
     released_rows: IntColumn
+    swap_out: BlockCopies
+    swap_in: BlockCopies
     copy_on_write: BlockCopies
     admissions: tuple[Admission, ...]
     edit_rows: IntColumn
@@ -156,6 +166,7 @@ class StepResult:
 
     num_sampled: per row. tokens: row by row. logprobs, num_top: per token, or empty if no row asked.
     top_tokens, top_logprobs: token by token. flags: per row, or empty if all are OK. execute_ns: duration of the step.
+    copy_ns: the part of it that block copies took, 0 if there were none.
     """
 
     step_id: int
@@ -167,3 +178,4 @@ class StepResult:
     top_logprobs: FloatColumn
     flags: IntColumn
     execute_ns: int
+    copy_ns: int

@@ -13,6 +13,7 @@ import numpy as np
 
 from octavo.worker.v1alpha1 import worker_pb2 as pb
 from worker.step import (
+    NO_COPIES,
     PROTOCOL_VERSION,
     Admission,
     BlockCopies,
@@ -44,9 +45,6 @@ def read_open(message: pb.Open) -> Open:
 
 def read_plan(message: pb.StepPlan, limits: Limits) -> StepPlan:
     """A plan whose columns are within the stream's limits. Raises PlanError, naming column, value and limit."""
-    for phase, copies in (("swap_out", message.swap_out), ("swap_in", message.swap_in)):
-        if copies.sources or copies.destinations:
-            raise PlanError(phase, f"{len(copies.sources)} copies", "this worker has no host blocks")
     released = _column("released_rows", message.released_rows, limits.num_rows, "rows")
     _distinct("released_rows", released)
     admissions = tuple(_read_admission(admission, limits) for admission in message.admissions)
@@ -62,7 +60,9 @@ def read_plan(message: pb.StepPlan, limits: Limits) -> StepPlan:
     return StepPlan(
         step_id=message.step_id,
         released_rows=released,
-        copy_on_write=_read_copy_on_write(message.copy_on_write, limits),
+        swap_out=_read_copies("swap_out", message.swap_out, _DEVICE, _HOST, limits),
+        swap_in=_read_copies("swap_in", message.swap_in, _HOST, _DEVICE, limits),
+        copy_on_write=_read_copies("copy_on_write", message.copy_on_write, _DEVICE, _DEVICE, limits),
         admissions=admissions,
         edit_rows=edit_rows,
         edit_indices=edit_indices,
@@ -86,6 +86,7 @@ def write_result(result: StepResult) -> pb.ExecuteResponse:
             top_logprobs=result.top_logprobs.tolist(),
             flags=result.flags.tolist(),
             execute_ns=result.execute_ns,
+            copy_ns=result.copy_ns,
         )
     )
 
@@ -110,7 +111,7 @@ def write_capacity(capacity: Capacity) -> pb.GetCapacityResponse:
             )
         ],
         num_device_blocks=capacity.num_device_blocks,
-        num_host_blocks=0,
+        num_host_blocks=capacity.num_host_blocks,
         logits_width=capacity.logits_width,
         max_model_len=capacity.max_model_len,
         architecture=capacity.architecture,
@@ -197,17 +198,23 @@ def _read_sampling(name: str, message: pb.Sampling, limits: Limits) -> Sampling:
     )
 
 
-def _read_copy_on_write(message: pb.BlockCopies, limits: Limits) -> BlockCopies:
-    _only_group_0("copy_on_write.groups", message.groups, len(message.sources))
-    sources = _column("copy_on_write.sources", message.sources, limits.num_device_blocks, "device blocks")
-    destinations = _column(
-        "copy_on_write.destinations", message.destinations, limits.num_device_blocks, "device blocks"
-    )
-    _same_length("copy_on_write.destinations", destinations, "copy_on_write.sources", sources)
-    _distinct("copy_on_write.destinations", destinations)
-    both = np.intersect1d(sources, destinations) if sources.size else sources
-    if both.size:
-        raise PlanError("copy_on_write.destinations", int(both[0]), "the block is a source of the same phase")
+_DEVICE, _HOST = "device blocks", "host blocks"
+
+
+def _read_copies(phase: str, message: pb.BlockCopies, source: str, destination: str, limits: Limits) -> BlockCopies:
+    """A phase of copies between two pools, or within one."""
+    if not (message.groups or message.sources or message.destinations):
+        return NO_COPIES
+    pools = {_DEVICE: limits.num_device_blocks, _HOST: limits.num_host_blocks}
+    _only_group_0(f"{phase}.groups", message.groups, len(message.sources))
+    sources = _column(f"{phase}.sources", message.sources, pools[source], source)
+    destinations = _column(f"{phase}.destinations", message.destinations, pools[destination], destination)
+    _same_length(f"{phase}.destinations", destinations, f"{phase}.sources", sources)
+    _distinct(f"{phase}.destinations", destinations)
+    if source == destination:
+        both = np.intersect1d(sources, destinations)
+        if both.size:
+            raise PlanError(f"{phase}.destinations", int(both[0]), "the block is a source of the same phase")
     return BlockCopies(sources=sources, destinations=destinations)
 
 

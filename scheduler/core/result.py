@@ -41,6 +41,7 @@ class StepResult:
     logprobs: one per token, or empty if no row asked.
     top_tokens, top_logprobs: per token the most likely ones, or empty if no row asked.
     flags: one per row, or empty if all are well.
+    execute_ns: time the step took on the worker. copy_ns: the part of it that block copies took, 0 if there were none.
     """
 
     epoch: int
@@ -52,6 +53,7 @@ class StepResult:
     top_logprobs: tuple[tuple[float, ...], ...] = ()
     flags: tuple[RowFlag, ...] = ()
     execute_ns: int = 0
+    copy_ns: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

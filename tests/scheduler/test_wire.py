@@ -6,7 +6,7 @@ import pytest
 
 from octavo.worker.v1alpha1 import worker_pb2 as pb
 from scheduler import wire
-from scheduler.core.plan import Admission, StepPlan
+from scheduler.core.plan import Admission, BlockCopies, StepPlan
 from scheduler.core.result import RowFlag
 from scheduler.core.sequence import Sampling
 
@@ -27,6 +27,9 @@ def test_a_plan_keeps_every_column() -> None:
     plan = StepPlan(
         step_id=12,
         released_rows=(3,),
+        swap_out=BlockCopies(sources=(4, 2), destinations=(0, 9)),
+        swap_in=BlockCopies(sources=(7,), destinations=(4,)),
+        copy_on_write=BlockCopies(sources=(5, 5), destinations=(6, 8)),
         admissions=(admission,),
         edit_rows=(1,),
         edit_indices=(8,),
@@ -37,6 +40,12 @@ def test_a_plan_keeps_every_column() -> None:
     )
     message = pb.ExecuteRequest.FromString(wire.plan_message(plan).SerializeToString()).plan
     assert (message.step_id, list(message.released_rows)) == (12, [3])
+    phases = (message.swap_out, message.swap_in, message.copy_on_write)
+    assert [(list(phase.sources), list(phase.destinations)) for phase in phases] == [
+        ([4, 2], [0, 9]),
+        ([7], [4]),
+        ([5, 5], [6, 8]),
+    ]
     sent = message.admissions[0]
     assert (sent.sequence_id, sent.row, list(sent.token_ids), sent.seed) == (7, 3, [5, 6, 9], 2**64 - 1)
     assert (list(sent.block_tables[0].blocks), sent.output_index, sent.num_prompt_tokens) == ([11, 4], 1, 2)
@@ -71,7 +80,37 @@ def test_no_logprobs_is_not_zero_logprobs() -> None:
 
 def test_a_decode_step_of_256_rows_is_small() -> None:
     plan = StepPlan(step_id=9, rows=tuple(range(256)), num_tokens=(1,) * 256, max_samples=(1,) * 256)
-    assert wire.plan_message(plan).ByteSize() < 1500
+    message = wire.plan_message(plan)
+    assert message.ByteSize() < 1500
+    absent = ("swap_out", "swap_in", "copy_on_write", "table_edits")
+    assert not any(message.plan.HasField(part) for part in absent)
+
+
+def test_a_session_asks_for_the_blocks_that_its_plans_use() -> None:
+    capacity = wire.read_capacity(
+        pb.GetCapacityResponse(
+            protocol_version=1,
+            kv_groups=[pb.KvGroup(block_size=16, bytes_per_block=4096)],
+            world_size=1,
+            num_device_blocks=100,
+            num_host_blocks=25,
+            config_digest=b"digest",
+        )
+    )
+    assert (capacity.num_blocks, capacity.num_host_blocks, capacity.bytes_per_block) == (100, 25, 4096)
+    limits = wire.SessionLimits(
+        num_blocks=90, num_host_blocks=20, num_rows=8, max_num_batched_tokens=64, max_model_len=128
+    )
+    assert wire.open_message(capacity, limits, 7).open == pb.Open(
+        protocol_version=1,
+        config_digest=b"digest",
+        num_device_blocks=90,
+        num_host_blocks=20,
+        group_epoch=7,
+        num_rows=8,
+        max_num_batched_tokens=64,
+        max_model_len=128,
+    )
 
 
 def test_a_result_is_read_row_by_row() -> None:
@@ -85,10 +124,12 @@ def test_a_result_is_read_row_by_row() -> None:
         top_logprobs=[-0.5, -1.5],
         flags=[pb.ROW_FLAG_UNSPECIFIED, pb.ROW_FLAG_NON_FINITE, pb.ROW_FLAG_UNSPECIFIED],
         execute_ns=5,
+        copy_ns=3,
     )
     result = wire.read_result(message, epoch=2)
     assert (result.epoch, result.step_id, result.num_sampled, result.tokens) == (2, 4, (1, 0, 1), (8, 9))
     assert (result.top_tokens, result.top_logprobs) == (((8, 3), ()), ((-0.5, -1.5), ()))
+    assert (result.execute_ns, result.copy_ns) == (5, 3)
     assert result.flags == (RowFlag.OK, RowFlag.NON_FINITE, RowFlag.OK)
 
 

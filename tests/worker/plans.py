@@ -11,6 +11,7 @@ from worker.step import Limits, StepPlan
 LIMITS = Limits(
     num_rows=4,
     num_device_blocks=32,
+    num_host_blocks=8,
     block_size=4,
     logits_width=100,
     max_model_len=16,

@@ -16,10 +16,32 @@ def test_the_command_line_wins_over_the_file_and_the_file_over_the_defaults(tmp_
     file.write_text(
         "model: from-file\nport: 1\nblock-size: 32\n"
         "scheduler:\n  max-num-seqs: 3\n"
-        "worker:\n  port: 2\n  exact: true\n  gpu-memory-utilization: 1\n"
+        "worker:\n  port: 2\n  exact: true\n  gpu-memory-utilization: 1\n  swap-space: 0.5GiB\n"
     )
     config = parse(["--config", str(file), "--block-size", "8"])
-    assert config == WorkerConfig(model="from-file", port=2, block_size=8, exact=True, gpu_memory_utilization=1)
+    assert config == WorkerConfig(
+        model="from-file", port=2, block_size=8, exact=True, gpu_memory_utilization=1, swap_space=1 << 29
+    )
+
+
+SIZES = {"0": 0, "4096": 4096, "3KiB": 3072, "1 MiB": 1 << 20, "4GiB": 4 << 30, "1.5GiB": 3 << 29, "2TiB": 2 << 40}
+
+
+@pytest.mark.parametrize(("text", "size"), SIZES.items())
+def test_sizes_are_bytes_or_carry_a_unit(tmp_path: Path, text: str, size: int) -> None:
+    assert parse(["--model", "m", "--swap-space", text]).swap_space == size
+    file = tmp_path / "octavo.yaml"
+    file.write_text(f"model: m\nswap-space: {text}\n")
+    assert parse(["--config", str(file)]).swap_space == size
+
+
+@pytest.mark.parametrize("text", ["4GB", "4G", "1.5", "-1", "-1GiB", "GiB", "", "4gib", "1e9"])
+def test_what_is_no_size_is_refused_by_name(text: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as caught:
+        parse(["--model", "m", f"--swap-space={text}"])
+    assert caught.value.code == 2
+    message = f"argument --swap-space: must be a number of bytes, or a number and KiB, MiB, GiB or TiB, is {text!r}"
+    assert message in capsys.readouterr().err
 
 
 def test_every_field_has_a_flag_with_its_default_in_the_help() -> None:
@@ -36,6 +58,8 @@ FILES = {
     "port: eighty\n": "port must be int, is 'eighty'",
     "port: true\n": "port must be int, is True",
     "exact: 1\n": "exact must be bool, is 1",
+    "swap-space: 4GB\n": "swap-space must be a number of bytes, or a number and KiB, MiB, GiB or TiB, is '4GB'",
+    "swap-space: 1.5\n": "swap-space must be int | None, is 1.5",
     "- model\n": "must be a mapping",
     "worker: 3\n": "worker must be a mapping",
     "model: [\n": "while parsing",
@@ -79,3 +103,8 @@ def test_a_bad_value_is_refused_by_name(message: str, arguments: list[str]) -> N
 def test_a_choice_from_a_file_is_checked_like_one_from_the_command_line() -> None:
     with pytest.raises(ConfigError, match="--dtype must be one of auto, float32, bfloat16, is 'float16'"):
         WorkerConfig(model="m", dtype="float16")
+
+
+def test_a_size_from_a_file_is_checked_too() -> None:
+    with pytest.raises(ConfigError, match="--swap-space must be at least 0, is -1"):
+        WorkerConfig(model="m", swap_space=-1)

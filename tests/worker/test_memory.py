@@ -9,7 +9,7 @@ import torch
 
 from worker.cgroup import memory_headroom
 from worker.kv_cache import KVCacheSpec
-from worker.memory import KVCacheMemoryError, available_memory, num_kv_blocks
+from worker.memory import KVCacheMemoryError, available_memory, num_host_blocks, num_kv_blocks
 
 CPU = torch.device("cpu")
 SPEC = KVCacheSpec(num_layers=2, num_kv_heads=2, head_dim=8, block_size=16, dtype=torch.float32)  # 4096 bytes per block
@@ -50,6 +50,40 @@ def test_the_override_goes_before_bytes_and_bytes_before_the_fraction() -> None:
 def test_errors_name_flag_and_figures(arguments: dict[str, int], message: str) -> None:
     with pytest.raises(KVCacheMemoryError, match=message):
         blocks(**arguments)  # type: ignore[arg-type]
+
+
+def test_swap_space_is_a_quarter_of_the_kv_cache_by_default() -> None:
+    assert num_host_blocks(SPEC, CPU, 64, None) == 16
+    assert num_host_blocks(SPEC, CPU, 3, None) == 0
+
+
+def test_swap_space_is_by_default_at_most_a_quarter_of_what_the_kv_cache_leaves_of_host_memory() -> None:
+    available = available_memory(CPU) // 4096
+    kv_cache = available * 9 // 10  # leaves a tenth; other processes come and go
+    assert 0 <= num_host_blocks(SPEC, CPU, kv_cache, None) < available // 20
+    assert num_host_blocks(SPEC, CPU, 2 * available, None) == 0
+    # A GPU's KV cache takes nothing of host memory.
+    on_gpu = num_host_blocks(SPEC, torch.device("cuda"), 100 * available, None)
+    assert available // 8 < on_gpu < available // 2
+
+
+def test_swap_space_can_be_given() -> None:
+    assert num_host_blocks(SPEC, CPU, 64, 0) == 0
+    assert num_host_blocks(SPEC, CPU, 64, 4096) == 1
+    assert num_host_blocks(SPEC, CPU, 64, (1 << 20) + 4095) == 256
+
+
+@pytest.mark.parametrize(
+    ("num_blocks", "swap_space", "message"),
+    [
+        (64, 1 << 60, r"--swap-space 1152921504606846976 is more than the \d+ bytes of host memory \(\d+\.\d\d GiB\)"),
+        (1 << 40, 4096, r"--swap-space 4096 is more than the 0 bytes of host memory"),
+        (64, 4, r"--swap-space 4 \(bytes, unless a unit is given as in 4GiB\) holds no KV cache block; one takes 4096"),
+    ],
+)
+def test_errors_of_swap_space_name_the_figures(num_blocks: int, swap_space: int, message: str) -> None:
+    with pytest.raises(KVCacheMemoryError, match=message):
+        num_host_blocks(SPEC, CPU, num_blocks, swap_space)
 
 
 def group(directory: Path, **files: str) -> None:

@@ -72,6 +72,7 @@ def test_it_serves_on_the_port_that_it_logs_and_a_signal_ends_it_well(llama: Tin
         assert seen["model loaded"]["architecture"] == "LlamaForCausalLM"
         assert seen["model loaded"]["backend"] == "torch"
         assert seen["kv cache allocated"]["num_blocks"] == 16
+        assert seen["kv cache allocated"]["num_host_blocks"] == 4
         with grpc.insecure_channel(f"127.0.0.1:{seen['serving']['port']}") as channel:
             stub = pb_grpc.WorkerServiceStub(channel)
             capacity = stub.GetCapacity(pb.GetCapacityRequest(), timeout=CAP_S)
@@ -130,6 +131,8 @@ def test_a_broken_model_is_one_line(tmp_path: Path) -> None:
 def test_too_little_memory_is_one_line_that_names_the_flag(llama: TinyModel) -> None:
     code, message = failure("--model", str(llama.path), "--port", "0", "--kv-cache-memory-bytes", "10")
     assert (code, "--kv-cache-memory-bytes 10" in message) == (1, True)
+    code, message = failure("--model", str(llama.path), "--port", "0", *SMALL, "--swap-space", "64TiB")
+    assert (code, "--swap-space 70368744177664 is more than" in message) == (1, True)
 
 
 def test_more_positions_than_the_model_has_are_refused(llama: TinyModel) -> None:

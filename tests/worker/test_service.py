@@ -46,7 +46,7 @@ def test_capacity_describes_the_model(llama: TinyModel) -> None:
         (group,) = capacity.kv_groups
         assert (group.num_layers, group.block_size, group.window) == (2, 4, 0)
         assert group.bytes_per_block == 2 * 2 * 2 * 4 * 16 * 4  # keys and values, layers, heads, tokens, size, bytes
-        assert (capacity.num_device_blocks, capacity.num_host_blocks) == (64, 0)
+        assert (capacity.num_device_blocks, capacity.num_host_blocks) == (64, 16)
         assert (capacity.logits_width, capacity.max_model_len) == (256, 512)
         assert (capacity.architecture, capacity.dtype) == ("LlamaForCausalLM", "float32")
         assert len(capacity.config_digest) == len(capacity.weights_digest) == 32
@@ -70,7 +70,7 @@ def test_tokens_are_the_references_with_any_number_of_plans_in_flight(llama: Tin
                 await stream.send(plans[place + in_flight])
         assert [result.step_id for result in results] == list(range(12))
         assert [result.tokens[0] for result in results] == expected
-        assert all(result.execute_ns > 0 and not result.flags for result in results)
+        assert all(result.execute_ns > 0 and result.copy_ns == 0 and not result.flags for result in results)
 
     run(llama.path, scenario)
 
@@ -241,7 +241,11 @@ REFUSED_OPENS = {
     "version": ({"protocol_version": 2}, grpc.StatusCode.FAILED_PRECONDITION, "protocol_version is 2"),
     "digest": ({"config_digest": b"\x01"}, grpc.StatusCode.FAILED_PRECONDITION, "config_digest is 01"),
     "blocks": ({"num_device_blocks": 65}, grpc.StatusCode.INVALID_ARGUMENT, "num_device_blocks is 65, must be 1 to 64"),
-    "host blocks": ({"num_host_blocks": 1}, grpc.StatusCode.INVALID_ARGUMENT, "num_host_blocks is 1, must be 0 to 0"),
+    "host blocks": (
+        {"num_host_blocks": 17},
+        grpc.StatusCode.INVALID_ARGUMENT,
+        "num_host_blocks is 17, must be 0 to 16",
+    ),
     "length": ({"max_model_len": 513}, grpc.StatusCode.INVALID_ARGUMENT, "max_model_len is 513, must be 1 to 512"),
     "rows": ({"num_rows": 0}, grpc.StatusCode.INVALID_ARGUMENT, "num_rows is 0"),
     "budget": ({"max_num_batched_tokens": 0}, grpc.StatusCode.INVALID_ARGUMENT, "max_num_batched_tokens is 0"),

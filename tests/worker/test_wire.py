@@ -15,6 +15,8 @@ from worker.step import Open, PlanError, RowFlag, Sampling, StepResult
 WHOLE_PLAN = pb.StepPlan(
     step_id=2**40,
     released_rows=[3, 1],
+    swap_out=pb.BlockCopies(groups=[0, 0], sources=[31, 4], destinations=[0, 7]),
+    swap_in=pb.BlockCopies(sources=[7, 7], destinations=[4, 31]),
     copy_on_write=pb.BlockCopies(groups=[0], sources=[4], destinations=[5]),
     admissions=[
         pb.Admission(
@@ -38,6 +40,9 @@ def test_a_plan_is_read_in_full() -> None:
     plan = read(WHOLE_PLAN)
     assert plan.step_id == 2**40
     assert plan.released_rows.tolist() == [3, 1]
+    # Host blocks and device blocks of the same number are different blocks, and what one phase frees the next may use.
+    assert (plan.swap_out.sources.tolist(), plan.swap_out.destinations.tolist()) == ([31, 4], [0, 7])
+    assert (plan.swap_in.sources.tolist(), plan.swap_in.destinations.tolist()) == ([7, 7], [4, 31])
     assert (plan.copy_on_write.sources.tolist(), plan.copy_on_write.destinations.tolist()) == ([4], [5])
     assert (plan.edit_rows.tolist(), plan.edit_indices.tolist(), plan.edit_blocks.tolist()) == ([2, 1], [0, 3], [8, 9])
     assert (plan.rows.tolist(), plan.num_tokens.tolist(), plan.max_samples.tolist()) == ([1, 2], [1, 16], [1, 0])
@@ -81,6 +86,7 @@ def test_a_result_is_written_in_full() -> None:
         top_logprobs=np.array([-0.5, -2.0], np.float32),
         flags=np.array([RowFlag.OK, RowFlag.NON_FINITE], np.int32),
         execute_ns=2**40,
+        copy_ns=2**39,
     )
     assert wire.write_result(result).result == pb.StepResult(
         step_id=9,
@@ -92,6 +98,7 @@ def test_a_result_is_written_in_full() -> None:
         top_logprobs=[-0.5, -2.0],
         flags=[pb.ROW_FLAG_UNSPECIFIED, pb.ROW_FLAG_NON_FINITE],
         execute_ns=2**40,
+        copy_ns=2**39,
     )
 
 
@@ -112,43 +119,11 @@ def with_sequence(**changes: object) -> pb.StepPlan:
 BROKEN = {
     "released row out of range": (step(1, [0], released_rows=[4]), "released_rows", "4", "below 4"),
     "released twice": (step(1, [0], released_rows=[2, 2]), "released_rows", "2", "once"),
-    "swap out": (step(1, [0], swap_out=pb.BlockCopies(sources=[1], destinations=[1])), "swap_out", "1 copies", "host"),
-    "swap in": (step(1, [0], swap_in=pb.BlockCopies(sources=[1], destinations=[1])), "swap_in", "1 copies", "host"),
-    "copies of unequal length": (
-        step(1, [0], copy_on_write=pb.BlockCopies(sources=[1, 2], destinations=[3])),
-        "copy_on_write.destinations",
-        "1 entries",
-        "has 2",
-    ),
-    "copy source out of range": (
-        step(1, [0], copy_on_write=pb.BlockCopies(sources=[32], destinations=[3])),
-        "copy_on_write.sources",
-        "32",
-        "below 32",
-    ),
-    "copy destination out of range": (
-        step(1, [0], copy_on_write=pb.BlockCopies(sources=[3], destinations=[2**32 - 1])),
-        "copy_on_write.destinations",
-        "4294967295",
-        "below 32",
-    ),
-    "copied over twice": (
-        step(1, [0], copy_on_write=pb.BlockCopies(sources=[1, 2], destinations=[3, 3])),
-        "copy_on_write.destinations",
-        "3",
-        "once",
-    ),
     "copied from and to": (
         step(1, [0], copy_on_write=pb.BlockCopies(sources=[1, 2], destinations=[3, 1])),
         "copy_on_write.destinations",
         "1",
         "source",
-    ),
-    "copy of another group": (
-        step(1, [0], copy_on_write=pb.BlockCopies(groups=[1], sources=[1], destinations=[3])),
-        "copy_on_write.groups",
-        "1",
-        "one KV group",
     ),
     "edits of unequal length": (
         step(1, [0], table_edits=pb.TableEdits(rows=[1], indices=[0], blocks=[])),
@@ -313,6 +288,51 @@ def test_a_broken_plan_is_refused_by_name(message: pb.StepPlan, column: str, val
     assert (error.column, str(error.value)) == (column, value)
     assert limit in error.limit
     assert str(error).startswith(f"{column}: {error.value} ")
+
+
+SIZES = {"swap_out": (32, 8), "swap_in": (8, 32), "copy_on_write": (32, 32)}
+"""Per phase the blocks that sources and destinations are among."""
+
+
+@pytest.mark.parametrize("phase", SIZES)
+def test_a_broken_phase_of_copies_is_refused_by_name(phase: str) -> None:
+    sources, destinations = SIZES[phase]
+    broken = [
+        (pb.BlockCopies(sources=[1, 2], destinations=[3]), "destinations", "1 entries", "has 2"),
+        (pb.BlockCopies(sources=[], destinations=[3]), "destinations", "1 entries", "has 0"),
+        (pb.BlockCopies(sources=[1, sources], destinations=[3, 4]), "sources", sources, f"below {sources}"),
+        (
+            pb.BlockCopies(sources=[1], destinations=[destinations]),
+            "destinations",
+            destinations,
+            f"below {destinations}",
+        ),
+        (pb.BlockCopies(sources=[1], destinations=[2**32 - 1]), "destinations", 2**32 - 1, f"below {destinations}"),
+        (pb.BlockCopies(sources=[1, 2], destinations=[3, 3]), "destinations", 3, "once"),
+        (pb.BlockCopies(groups=[1], sources=[1], destinations=[3]), "groups", 1, "one KV group"),
+        (pb.BlockCopies(groups=[0, 0], sources=[1], destinations=[3]), "groups", "2 entries", "have 1"),
+        (pb.BlockCopies(groups=[0]), "groups", "1 entries", "have 0"),
+    ]
+    for copies, column, value, limit in broken:
+        with pytest.raises(PlanError) as caught:
+            read(step(1, [0], **{phase: copies}))
+        assert (caught.value.column, caught.value.value) == (f"{phase}.{column}", value)
+        assert limit in caught.value.limit
+    for copies in (
+        pb.BlockCopies(sources=[1, sources - 1], destinations=[2, 0]),
+        pb.BlockCopies(sources=[1, 2], destinations=[destinations - 1, 0]),
+    ):
+        read(step(1, [0], **{phase: copies}))
+
+
+def test_without_host_blocks_nothing_can_be_swapped() -> None:
+    limits = dataclasses.replace(LIMITS, num_host_blocks=0)
+    copies = pb.BlockCopies(sources=[0], destinations=[0])
+    for phase, column in (("swap_out", "destinations"), ("swap_in", "sources")):
+        with pytest.raises(
+            PlanError, match=rf"{phase}\.{column}: 0 is not allowed, it must be below 0 \(host blocks\)"
+        ):
+            read(step(1, [0], **{phase: copies}), limits)
 
 
 def test_the_limits_themselves_are_allowed() -> None:

@@ -81,6 +81,7 @@ class InProcessWorker:
             "protocol_version": PROTOCOL_VERSION,
             "config_digest": capacity.config_digest,
             "num_device_blocks": capacity.num_device_blocks,
+            "num_host_blocks": capacity.num_host_blocks,
             "group_epoch": 1,
             "num_rows": 8,
             "max_num_batched_tokens": 256,
@@ -108,7 +109,10 @@ class InProcessWorker:
 
 @contextlib.asynccontextmanager
 async def serving(model: Path, logits_width: int | None = None) -> AsyncIterator[InProcessWorker]:
-    """A worker of 64 blocks of 4 tokens. logits_width: what it claims in place of the truth."""
+    """A worker of 64 device blocks of 4 tokens, and the 16 host blocks that are the default beside them.
+
+    logits_width: what it claims in place of the truth.
+    """
     server = WorkerServer()
     try:
         port = await server.listen("127.0.0.1", 0)

@@ -209,7 +209,7 @@ class Scheduled(_message.Message):
     def __init__(self, rows: _Optional[_Iterable[int]] = ..., num_tokens: _Optional[_Iterable[int]] = ..., max_samples: _Optional[_Iterable[int]] = ..., num_forced: _Optional[_Iterable[int]] = ..., forced_tokens: _Optional[_Iterable[int]] = ..., num_drafts: _Optional[_Iterable[int]] = ..., draft_tokens: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class StepResult(_message.Message):
-    __slots__ = ("step_id", "num_sampled", "tokens", "logprobs", "num_top", "top_tokens", "top_logprobs", "flags", "execute_ns")
+    __slots__ = ("step_id", "num_sampled", "tokens", "logprobs", "num_top", "top_tokens", "top_logprobs", "flags", "execute_ns", "copy_ns")
     STEP_ID_FIELD_NUMBER: _ClassVar[int]
     NUM_SAMPLED_FIELD_NUMBER: _ClassVar[int]
     TOKENS_FIELD_NUMBER: _ClassVar[int]
@@ -219,6 +219,7 @@ class StepResult(_message.Message):
     TOP_LOGPROBS_FIELD_NUMBER: _ClassVar[int]
     FLAGS_FIELD_NUMBER: _ClassVar[int]
     EXECUTE_NS_FIELD_NUMBER: _ClassVar[int]
+    COPY_NS_FIELD_NUMBER: _ClassVar[int]
     step_id: int
     num_sampled: _containers.RepeatedScalarFieldContainer[int]
     tokens: _containers.RepeatedScalarFieldContainer[int]
@@ -228,7 +229,8 @@ class StepResult(_message.Message):
     top_logprobs: _containers.RepeatedScalarFieldContainer[float]
     flags: _containers.RepeatedScalarFieldContainer[RowFlag]
     execute_ns: int
-    def __init__(self, step_id: _Optional[int] = ..., num_sampled: _Optional[_Iterable[int]] = ..., tokens: _Optional[_Iterable[int]] = ..., logprobs: _Optional[_Iterable[float]] = ..., num_top: _Optional[_Iterable[int]] = ..., top_tokens: _Optional[_Iterable[int]] = ..., top_logprobs: _Optional[_Iterable[float]] = ..., flags: _Optional[_Iterable[_Union[RowFlag, str]]] = ..., execute_ns: _Optional[int] = ...) -> None: ...
+    copy_ns: int
+    def __init__(self, step_id: _Optional[int] = ..., num_sampled: _Optional[_Iterable[int]] = ..., tokens: _Optional[_Iterable[int]] = ..., logprobs: _Optional[_Iterable[float]] = ..., num_top: _Optional[_Iterable[int]] = ..., top_tokens: _Optional[_Iterable[int]] = ..., top_logprobs: _Optional[_Iterable[float]] = ..., flags: _Optional[_Iterable[_Union[RowFlag, str]]] = ..., execute_ns: _Optional[int] = ..., copy_ns: _Optional[int] = ...) -> None: ...
 
 class Event(_message.Message):
     __slots__ = ("transfer_done", "adapter_loaded", "grammar_ready")
