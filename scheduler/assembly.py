@@ -75,7 +75,7 @@ def read_stats(engine: Engine) -> stats.Stats:
     """The figures of GetStats as of now."""
     core, pool = engine.core, engine.core.blocks.pool
     return stats.Stats(
-        queues=stats.QueueStats(running=core.num_running, waiting=core.num_waiting),
+        queues=stats.QueueStats(running=core.num_running, waiting=core.num_waiting, swapped=core.num_swapped),
         blocks=stats.BlockStats(
             block_size=core.config.block_size,
             total=pool.num_blocks,
@@ -83,6 +83,7 @@ def read_stats(engine: Engine) -> stats.Stats:
             cached=pool.num_cached,
             referenced=pool.num_referenced,
         ),
+        host_blocks=stats.HostBlockStats(total=core.host.num_blocks, free=core.host.num_free),
         counters=stats.CounterStats(**asdict(core.counters)),
         worker=stats.WorkerStats(
             address=engine.worker_address,

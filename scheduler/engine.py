@@ -25,6 +25,7 @@ from scheduler.core.plan import StepPlan
 from scheduler.core.result import End, EndReason, StepOutput
 from scheduler.core.scheduler import Scheduler
 from scheduler.messages import Add, Cancel, Rejected, Started, StepUpdate
+from scheduler.step_feed import StepFeed
 from scheduler.worker_client import WorkerClient, WorkerSession, WorkerUnavailableError
 
 _FIRST_RETRY_S, _LAST_RETRY_S = 0.1, 1.0
@@ -60,6 +61,7 @@ class Engine:
         on_session: Callable[[bool], None],
     ) -> None:
         self.core = Scheduler(config.core)
+        self.steps = StepFeed(self.core)
         self.num_sessions = 0
         self._config = config
         self._worker = worker
@@ -147,6 +149,7 @@ class Engine:
         for result in session.take_results():
             try:
                 outputs.append(self.core.update(result))
+                self.steps.settled(result)
             except ResultMismatchError as error:
                 session.end(str(error))
                 break
@@ -206,6 +209,7 @@ class Engine:
                 Started(sequence_id=admission.sequence_id, cached_tokens=admission.num_computed_tokens)
                 for admission in plan.admissions
             ]
+            self.steps.planned(plan)
             await self._session.send(plan)
         return started
 
@@ -242,7 +246,6 @@ class Engine:
             raise wire.CapacityError("the worker serves another model or configuration than the one before")
         limits = wire.SessionLimits(
             num_blocks=capacity.num_blocks,
-            num_host_blocks=capacity.num_host_blocks,
             num_rows=self._config.core.max_num_seqs,
             max_num_batched_tokens=self._config.core.max_num_batched_tokens,
             max_model_len=self._config.max_model_len,

@@ -31,10 +31,14 @@ class SequenceName:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SequenceView:
-    """A sequence of a live request. sequence: None while the request is being tokenised, or on its way to the core.
-    position: place in its queue, 0 is the head. age_ns: since the request came."""
+    """A sequence of a live request.
+
+    sequence_id: None while the request is being tokenised. sequence: None also while it is on its way to the core.
+    position: place in its queue, 0 is the head. age_ns: since the request came.
+    """
 
     name: SequenceName
+    sequence_id: int | None = None
     age_ns: int = 0
     position: int = 0
     sequence: SequenceSnapshot | None = None
@@ -154,5 +158,9 @@ class Inspector:
             for index, sequence_id in request.sequence_ids.items():
                 position, sequence = places.get(sequence_id, (0, None))
                 name = SequenceName(request_id=request.request_id, index=index)
-                views.append(SequenceView(name=name, age_ns=age_ns, position=position, sequence=sequence))
+                views.append(
+                    SequenceView(
+                        name=name, sequence_id=sequence_id, age_ns=age_ns, position=position, sequence=sequence
+                    )
+                )
         return views

@@ -22,10 +22,11 @@ from scheduler.assembly import core_config, model_info, read_stats
 from scheduler.channel import SERVER_OPTIONS
 from scheduler.config import SchedulerConfig
 from scheduler.engine import Engine, EngineConfig
-from scheduler.frontend.admin_service import AdminServicer
+from scheduler.frontend.admin.service import AdminServicer
 from scheduler.frontend.frontend import Frontend
 from scheduler.frontend.service import GenerationServicer
 from scheduler.frontend.tokenizer import Tokenizer
+from scheduler.inspector import Inspector
 from scheduler.worker_client import WorkerClient, WorkerUnavailableError
 
 _WORKER_WAIT_S, _WORKER_POLL_S = 5.0, 0.1
@@ -111,14 +112,16 @@ async def serve(config: SchedulerConfig, tokenizer: Tokenizer) -> int:
         )
         frontend = Frontend(tokenizer=tokenizer, model=model, send=engine.send)
         generation_pb2_grpc.add_GenerationServiceServicer_to_server(GenerationServicer(frontend), server)
-        admin_pb2_grpc.add_AdminServiceServicer_to_server(AdminServicer(lambda: read_stats(engine)), server)
+        inspector = Inspector(engine.core, frontend.requests, connected=lambda: engine.connected)
+        admin = AdminServicer(lambda: read_stats(engine), inspector, frontend, engine.steps)
+        admin_pb2_grpc.add_AdminServiceServicer_to_server(admin, server)
         reflection.enable_server_reflection((*_SERVICES, health.SERVICE_NAME, reflection.SERVICE_NAME), server)
         await server.start()
         log.info("listening", host=config.host, port=port, model=model.served_model_name)
         running = asyncio.create_task(engine.run(frontend.deliver))
         await _unless(signals.drain, asyncio.shield(running))
         health_reporter.drain()
-        return await _drain(config, server, frontend, running, signals)
+        return await _drain(config, server, engine, frontend, running, signals)
     finally:
         await server.stop(None)
         await worker.close()
@@ -127,6 +130,7 @@ async def serve(config: SchedulerConfig, tokenizer: Tokenizer) -> int:
 async def _drain(
     config: SchedulerConfig,
     server: grpc.aio.Server,
+    engine: Engine,
     frontend: Frontend,
     running: asyncio.Task[None],
     signals: _Signals,
@@ -140,6 +144,7 @@ async def _drain(
             running.result()
         await asyncio.sleep(_DRAIN_POLL_S)
     lost = frontend.num_live
+    engine.steps.close()
     await server.stop(0 if lost else _LAST_DELTAS_S)
     running.cancel()
     await asyncio.wait([running])

@@ -8,8 +8,9 @@ While nobody watches, a step costs two comparisons.
 from __future__ import annotations
 
 import asyncio
+import time
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Final
@@ -57,12 +58,13 @@ class WatchedStep:
 
 
 class StepWatch:
-    """One watcher's end: an endless async iterator."""
+    """One watcher's end: an async iterator that ends when the feed is closed."""
 
     def __init__(self, capacity: int) -> None:
         self._buffer: deque[StepSummary] = deque()
         self._capacity = capacity
         self._num_skipped = 0
+        self._closed = False
         self._news = asyncio.Event()
 
     def push(self, summary: StepSummary) -> None:
@@ -73,11 +75,18 @@ class StepWatch:
         self._buffer.append(summary)
         self._news.set()
 
+    def close(self) -> None:
+        """Ends the iteration after what is buffered."""
+        self._closed = True
+        self._news.set()
+
     def __aiter__(self) -> StepWatch:
         return self
 
     async def __anext__(self) -> WatchedStep:
         while not self._buffer:
+            if self._closed:
+                raise StopAsyncIteration
             self._news.clear()
             await self._news.wait()
         skipped, self._num_skipped = self._num_skipped, 0
@@ -85,13 +94,21 @@ class StepWatch:
 
 
 class StepFeed:
-    """From the engine to the watchers; all on one event loop."""
+    """From the engine to the watchers; all on one event loop. capacity: summaries that a watcher's buffer holds."""
 
-    def __init__(self, core: Scheduler, *, capacity: int = _BUFFERED_STEPS) -> None:
+    def __init__(
+        self,
+        core: Scheduler,
+        *,
+        capacity: int = _BUFFERED_STEPS,
+        clock_ns: Callable[[], int] = time.monotonic_ns,
+    ) -> None:
         self._core = core
+        self._clock_ns = clock_ns
         self._capacity = capacity
         self._watches: dict[int, StepWatch] = {}
         self._num_watches = 0
+        self._closed = False
         self._planned: deque[StepSummary] = deque()
         self._num_preemptions = core.counters.preemptions
 
@@ -103,6 +120,8 @@ class StepFeed:
         self._num_watches += 1
         number, watch = self._num_watches, StepWatch(self._capacity)
         self._watches[number] = watch
+        if self._closed:
+            watch.close()
         try:
             yield watch
         finally:
@@ -110,8 +129,14 @@ class StepFeed:
             if not self._watches:
                 self._planned.clear()
 
-    def planned(self, plan: StepPlan, now_ns: int) -> None:
-        """A plan was made."""
+    def close(self) -> None:
+        """Ends all watches, those that begin later too: a server that stops does not wait for them."""
+        self._closed = True
+        for watch in self._watches.values():
+            watch.close()
+
+    def planned(self, plan: StepPlan) -> None:
+        """A plan was made just now."""
         if not self._watches:
             return
         core, pool = self._core, self._core.blocks.pool
@@ -119,7 +144,7 @@ class StepFeed:
         self._planned.append(
             StepSummary(
                 step_id=plan.step_id,
-                planned_ns=now_ns,
+                planned_ns=self._clock_ns(),
                 rows=len(plan.rows),
                 tokens=sum(plan.num_tokens),
                 admissions=len(plan.admissions),
@@ -137,7 +162,7 @@ class StepFeed:
         )
         self._num_preemptions = preemptions
 
-    def settled(self, result: StepResult, now_ns: int) -> None:
+    def settled(self, result: StepResult) -> None:
         """Its result was taken; plans before it were lost with their worker."""
         if not self._watches:
             return
@@ -150,7 +175,7 @@ class StepFeed:
             planned,
             sampled_tokens=len(result.tokens),
             execute_ns=result.execute_ns,
-            turnaround_ns=now_ns - planned.planned_ns,
+            turnaround_ns=self._clock_ns() - planned.planned_ns,
         )
         for watch in self._watches.values():
             watch.push(summary)

@@ -26,6 +26,14 @@ class BlockStats:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class HostBlockStats:
+    """Blocks in the worker's host memory."""
+
+    total: int = 0
+    free: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class CounterStats:
     """Counters since the scheduler's start."""
 
@@ -39,6 +47,10 @@ class CounterStats:
     kept_tokens: int = 0
     recomputed_tokens: int = 0
     wasted_tokens: int = 0
+    preemptions_swap: int = 0
+    swapped_out_blocks: int = 0
+    swapped_in_blocks: int = 0
+    forks: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,3 +71,4 @@ class Stats:
     blocks: BlockStats
     counters: CounterStats
     worker: WorkerStats
+    host_blocks: HostBlockStats = HostBlockStats()

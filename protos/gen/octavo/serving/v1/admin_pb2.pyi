@@ -273,12 +273,13 @@ class SequenceExplanation(_message.Message):
     def __init__(self, sentence: _Optional[str] = ..., constraint: _Optional[_Union[Constraint, str]] = ..., root_constraint: _Optional[_Union[Constraint, str]] = ..., root_request_id: _Optional[str] = ..., needs: _Optional[_Union[Needs, _Mapping]] = ..., sequence: _Optional[_Union[SequenceInfo, _Mapping]] = ..., history: _Optional[_Iterable[_Union[DecisionRecord, _Mapping]]] = ..., history_dropped: _Optional[int] = ...) -> None: ...
 
 class Needs(_message.Message):
-    __slots__ = ("blocks_needed", "blocks_cached", "blocks_free", "blocks_evictable", "watermark", "rows_free", "rows_total", "tokens_available", "token_budget", "plans_in_flight")
+    __slots__ = ("blocks_needed", "blocks_cached", "blocks_free", "blocks_evictable", "watermark", "rows_needed", "rows_free", "rows_total", "tokens_available", "token_budget", "plans_in_flight")
     BLOCKS_NEEDED_FIELD_NUMBER: _ClassVar[int]
     BLOCKS_CACHED_FIELD_NUMBER: _ClassVar[int]
     BLOCKS_FREE_FIELD_NUMBER: _ClassVar[int]
     BLOCKS_EVICTABLE_FIELD_NUMBER: _ClassVar[int]
     WATERMARK_FIELD_NUMBER: _ClassVar[int]
+    ROWS_NEEDED_FIELD_NUMBER: _ClassVar[int]
     ROWS_FREE_FIELD_NUMBER: _ClassVar[int]
     ROWS_TOTAL_FIELD_NUMBER: _ClassVar[int]
     TOKENS_AVAILABLE_FIELD_NUMBER: _ClassVar[int]
@@ -289,12 +290,13 @@ class Needs(_message.Message):
     blocks_free: int
     blocks_evictable: int
     watermark: int
+    rows_needed: int
     rows_free: int
     rows_total: int
     tokens_available: int
     token_budget: int
     plans_in_flight: int
-    def __init__(self, blocks_needed: _Optional[int] = ..., blocks_cached: _Optional[int] = ..., blocks_free: _Optional[int] = ..., blocks_evictable: _Optional[int] = ..., watermark: _Optional[int] = ..., rows_free: _Optional[int] = ..., rows_total: _Optional[int] = ..., tokens_available: _Optional[int] = ..., token_budget: _Optional[int] = ..., plans_in_flight: _Optional[int] = ...) -> None: ...
+    def __init__(self, blocks_needed: _Optional[int] = ..., blocks_cached: _Optional[int] = ..., blocks_free: _Optional[int] = ..., blocks_evictable: _Optional[int] = ..., watermark: _Optional[int] = ..., rows_needed: _Optional[int] = ..., rows_free: _Optional[int] = ..., rows_total: _Optional[int] = ..., tokens_available: _Optional[int] = ..., token_budget: _Optional[int] = ..., plans_in_flight: _Optional[int] = ...) -> None: ...
 
 class BlockHolder(_message.Message):
     __slots__ = ("request_id", "index", "blocks", "exclusive_blocks", "tenant")

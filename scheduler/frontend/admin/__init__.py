@@ -1,0 +1,1 @@
+"""AdminService: what the scheduler knows, as messages that read well."""
