@@ -52,6 +52,7 @@ class RecordingWriter:
         self._config = config
         self._on_failure = on_failure
         self._max_segment_bytes = max_segment_bytes
+        self._max_frame_bytes = min(_MAX_FRAME_BYTES, max_segment_bytes)
         self._clock_ns = clock_ns
         self._recording = secrets.token_hex(8)
         self._num_segments = 0
@@ -112,7 +113,7 @@ class RecordingWriter:
 
     def _flush_if_large(self) -> None:
         packer = self._packer
-        if len(packer.buffer) > _MAX_FRAME_BYTES or packer.now_ns - self._frame_ns > _MAX_FRAME_AGE_NS:
+        if len(packer.buffer) > self._max_frame_bytes or packer.now_ns - self._frame_ns > _MAX_FRAME_AGE_NS:
             self.flush()
 
     def _next_segment(self, now_ns: int) -> SegmentWriter:
