@@ -121,25 +121,33 @@ class _Explainer:
         return Explanation(sequence=sequence, position=position, constraint=constraint, needs=needs, root=root)
 
     def _first_in_the_way(self, sequence: SequenceSnapshot, position: int) -> tuple[Constraint, Explanation] | None:
-        """The sequence that must be served before this one, if there is one that holds it up."""
+        """The sequence that must be served before this one and cannot be, if there is one."""
         picture = self._picture
         if sequence.queue is Queue.SWAPPED:
             if picture.waiting and picture.waiting[0].priority < sequence.priority:
                 return Constraint.QUEUE, self._alone(picture.waiting[0], 0)
-            ahead, may_pass = picture.swapped[:position], 0
-        else:
-            if picture.swapped and sequence.priority >= picture.swapped[0].priority:
-                return Constraint.SWAPPED, self._alone(picture.swapped[0], 0)
-            ahead, may_pass = picture.waiting[:position], OVERTAKE_WINDOW
-        for place, other in enumerate(ahead):
+            return self._first_held_up(picture.swapped[:position], Constraint.QUEUE, may_pass=0)
+        if picture.swapped and sequence.priority >= picture.swapped[0].priority:
+            held_up = self._first_held_up(picture.swapped, Constraint.SWAPPED, may_pass=0)
+            if held_up is not None:
+                return held_up
+        return self._first_held_up(picture.waiting[:position], Constraint.QUEUE, may_pass=OVERTAKE_WINDOW)
+
+    def _first_held_up(
+        self, ahead: tuple[SequenceSnapshot, ...], constraint: Constraint, *, may_pass: int
+    ) -> tuple[Constraint, Explanation] | None:
+        """may_pass: how many that lack blocks others may pass, each as often as it may be overtaken."""
+        num_passed = 0
+        for position, other in enumerate(ahead):
             if other.leader is not None:
                 continue
-            explained = self._alone(other, place)
+            explained = self._alone(other, position)
             if explained.constraint is Constraint.NONE:
                 continue
             passable = explained.constraint is Constraint.BLOCKS and other.num_overtaken < self._config.max_overtakes
-            if not passable or place >= may_pass:
-                return Constraint.QUEUE, explained
+            if not passable or num_passed == may_pass:
+                return constraint, explained
+            num_passed += 1
         return None
 
     def _alone(self, sequence: SequenceSnapshot, position: int) -> Explanation:
@@ -209,11 +217,13 @@ def _constraint_running(sequence: SequenceSnapshot, needs: Needs) -> Constraint:
 
 def _token_shares(picture: Snapshot, budget: int) -> dict[int, int]:
     """What the next plan computes for each running sequence: single tokens first, then prompts in order of service."""
-    lacking = {
-        # A sibling that waits for its fork will need the token that is set aside for it.
-        sequence.sequence_id: sequence.num_uncomputed_tokens if sequence.leader is None else 1
-        for sequence in picture.running
+    lacking = {sequence.sequence_id: sequence.num_uncomputed_tokens for sequence in picture.running}
+    prompts_left = {
+        sequence.sequence_id: sequence.num_computed_tokens < sequence.num_prompt_tokens for sequence in picture.running
     }
+    for sequence in picture.running:
+        if sequence.leader is not None:  # it forks, and computes one token, once the whole prompt is planned
+            lacking[sequence.sequence_id] = 0 if prompts_left.get(sequence.leader, False) else 1
     left = budget - sum(count == 1 for count in lacking.values())
     shares = {}
     for sequence_id, count in lacking.items():
