@@ -1,6 +1,7 @@
 """Block tables: gives sequences their blocks, finds and shares cached prefixes, takes blocks back.
 
-The reference count of a block is the number of block tables that name it. Whatever allocates does so all or nothing.
+The reference count of a block is the number of block tables that name it, plus one while a fork will copy it. Whatever
+allocates does so all or nothing.
 """
 
 from __future__ import annotations
@@ -15,7 +16,8 @@ from scheduler.core.prefix_cache import PrefixCache, chain_key, root_key, token_
 
 @dataclass(frozen=True, slots=True)
 class Allocation:
-    """What an allocation gave: the new blocks, and how many tokens were found in the prefix cache before them."""
+    """blocks: those for the table's end, or, from `admit`, those for the siblings. num_cached_tokens: tokens that were
+    found in the prefix cache."""
 
     blocks: tuple[int, ...]
     num_cached_tokens: int
@@ -35,23 +37,50 @@ class BlockManager:
         self.prefix_cache = PrefixCache()
         self.pool = BlockPool(num_blocks, self.prefix_cache.drop)
 
-    def admit(self, sequence: LiveSequence, watermark: int) -> Allocation | None:
+    def shortage(self, sequence: LiveSequence, watermark: int, num_more: int = 0) -> int:
+        """Blocks that are missing for `admit` to succeed; 0 or less: none."""
+        hits = self.match(sequence)
+        return self._need(sequence, hits) + num_more + watermark - self._available_besides(hits)
+
+    def admit(self, sequence: LiveSequence, watermark: int, num_more: int = 0) -> Allocation | None:
         """Gives a sequence without blocks all that its known tokens need, cached prefix blocks first.
 
-        None if fewer than `watermark` blocks would stay available.
+        num_more: blocks that are handed out besides, for its siblings. None if fewer than `watermark` blocks would stay
+        available.
         """
-        hits = self._match(sequence)
-        need = blocks_for(len(sequence.token_ids), self._block_size) - len(hits)
-        taken_from_cached = sum(self.pool.is_cached(block) for block in hits)
-        if self.pool.num_available - taken_from_cached - need < watermark:
+        hits = self.match(sequence)
+        need = self._need(sequence, hits)
+        if self._available_besides(hits) - need - num_more < watermark:
             return None
         for block in hits:
             self.pool.share(block)
-        fresh = self.pool.take(need)
+        fresh = self.pool.take(need + num_more)
         assert fresh is not None, "availability was checked"
-        sequence.blocks = hits + fresh
+        sequence.blocks = hits + fresh[:need]
         sequence.num_indexed = len(hits)
-        return Allocation(tuple(fresh), len(hits) * self._block_size)
+        return Allocation(tuple(fresh[need:]), len(hits) * self._block_size)
+
+    def _need(self, sequence: LiveSequence, hits: list[int]) -> int:
+        return blocks_for(len(sequence.token_ids), self._block_size) - len(hits)
+
+    def _available_besides(self, hits: list[int]) -> int:
+        """Blocks that could be handed out if these were in use."""
+        return self.pool.num_available - sum(self.pool.is_cached(block) for block in hits)
+
+    def fork(self, leader: LiveSequence, child: LiveSequence, own_block: int) -> None:
+        """Gives a child the leader's blocks before the prompt's last token, by reference, and a block of its own there."""
+        child.blocks = leader.blocks[: (len(child.spec.prompt) - 1) // self._block_size]
+        for block in child.blocks:
+            self.pool.share(block)
+        child.blocks.append(own_block)
+
+    def pin(self, block: int) -> None:
+        """Holds a referenced block that an unsent copy will read."""
+        self.pool.share(block)
+
+    def unpin(self, block: int) -> None:
+        """Ends a pin."""
+        self.pool.release((block,), self.prefix_cache.__contains__)
 
     def append(self, sequence: LiveSequence, num_tokens: int) -> Allocation | None:
         """Lets the table grow to hold `num_tokens` tokens."""
@@ -64,21 +93,28 @@ class BlockManager:
         sequence.blocks += fresh
         return Allocation(tuple(fresh), 0)
 
-    def index(self, sequence: LiveSequence) -> None:
-        """Makes blocks findable whose tokens are all known and whose KV is planned.
+    def index(self, sequence: LiveSequence, num_computed: int) -> None:
+        """Makes blocks findable whose tokens are all known and whose KV is planned, that of `num_computed` tokens.
 
         A plan sent later reads them after they were written, because a worker executes plans in order; a row of the
         same plan may too, because each layer writes all its KV before it attends.
         """
         if not self._caching:
             return
-        size = self._block_size
-        full = min(sequence.num_computed, len(sequence.token_ids)) // size
+        size, spec = self._block_size, sequence.spec
+        full = min(num_computed, len(sequence.token_ids)) // size
         while sequence.num_indexed < full:
             index = sequence.num_indexed
             tokens = token_bytes(sequence.token_ids[index * size : (index + 1) * size])
             key = self._key(sequence, index, tokens)
-            self.prefix_cache.insert(key, tokens, sequence.blocks[index], sequence.block_keys[0])
+            self.prefix_cache.insert(
+                key,
+                tokens,
+                sequence.blocks[index],
+                sequence.block_keys[0],
+                tenant=spec.tenant,
+                cache_salt=spec.cache_salt,
+            )
             sequence.num_indexed += 1
 
     def release(self, sequence: LiveSequence) -> None:
@@ -102,7 +138,7 @@ class BlockManager:
                 self.prefix_cache.drop(block)
                 self.pool.uncache(block)
 
-    def _match(self, sequence: LiveSequence) -> list[int]:
+    def match(self, sequence: LiveSequence) -> list[int]:
         """The longest run of cached blocks that begins this sequence, within `max_cached_tokens`."""
         if not self._caching:
             return []

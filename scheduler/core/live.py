@@ -3,82 +3,122 @@
 from __future__ import annotations
 
 import enum
+from typing import TYPE_CHECKING
 
+from scheduler.core.history import History
 from scheduler.core.sequence import SequenceSpec
+
+if TYPE_CHECKING:
+    from scheduler.core.decode_batch import DecodeBatch
+    from scheduler.core.forks import Group
 
 
 class Queue(enum.Enum):
-    """Where a sequence is. Every live sequence is in exactly one of the first two."""
+    """Where a sequence is. Every live sequence is in exactly one of the first three."""
 
     WAITING = "waiting"
     RUNNING = "running"
+    SWAPPED = "swapped"
     FINISHED = "finished"
 
 
 class LiveSequence:
     """The state of one sequence. Two kinds of progress are kept apart: settled (results are back) and planned.
 
+    key: order of service, (priority, arrival). It never changes, so a preempted sequence keeps its place.
     token_ids: the prompt and all settled output tokens.
+    decoding: the batch it decodes in, one token per plan, or None. While it is set, the three counts below hold what
+      they were at `joined_at`; `decoding.clock` says how many plans have come since. slot: its place in the columns.
+    num_computed: leading tokens whose KV is in `blocks`, counting the plans sent. It chases
+      len(token_ids) + num_in_flight_tokens; there is no prefill or decode phase.
     num_in_flight_tokens: sampled tokens whose plan is sent and whose result is not back.
     num_in_flight_plans: plans sent that schedule this sequence and whose result is not back.
     num_void_plans: the oldest of those, whose results are to be dropped because they read KV that is not to be trusted.
-    num_computed: leading tokens whose KV is in `blocks`, counting the plans sent. It chases
-      len(token_ids) + num_in_flight_tokens; there is no prefill or decode phase.
     num_counted: leading tokens that were computed once and settled; those computed again count as recomputed.
     block_keys: prefix keys of the leading full blocks, as far as they were needed. They outlive a preemption.
     num_indexed: leading blocks that were offered to the prefix cache.
+    host_blocks: where its KV lies while it is swapped: that of the first num_computed tokens.
+    group: the sequences of its request that share its prompt, until they have forked.
     """
 
     __slots__ = (
         "arrival",
         "block_keys",
         "blocks",
+        "decoding",
+        "group",
+        "history",
+        "host_blocks",
+        "joined_at",
+        "key",
         "num_computed",
         "num_counted",
         "num_in_flight_plans",
         "num_in_flight_tokens",
         "num_indexed",
-        "num_output",
+        "num_overtaken",
         "num_preemptions",
         "num_void_plans",
         "queue",
         "row",
+        "slot",
         "spec",
         "token_ids",
     )
 
-    def __init__(self, spec: SequenceSpec, arrival: int) -> None:
+    def __init__(self, spec: SequenceSpec, arrival: int, priority: int = 0) -> None:
         self.spec = spec
         self.arrival = arrival
+        self.key = (priority, arrival)
         self.token_ids = list(spec.prompt)
-        self.num_output = 0
+        self.decoding: DecodeBatch | None = None
+        self.joined_at = self.slot = 0
+        self.num_computed = 0
         self.num_in_flight_tokens = 0
         self.num_in_flight_plans = 0
         self.num_void_plans = 0
-        self.num_computed = 0
         self.num_counted = 0
         self.num_preemptions = 0
+        self.num_overtaken = 0
         self.num_indexed = 0
         self.blocks: list[int] = []
+        self.host_blocks: list[int] = []
         self.block_keys: list[bytes] = []
+        self.group: Group | None = None
+        self.history = History()
         self.row = -1
         self.queue = Queue.WAITING
 
     @property
-    def key(self) -> tuple[int, int]:
-        """Order of service: priority, then arrival. It never changes, so a preempted sequence keeps its place."""
-        return self.spec.priority, self.arrival
+    def num_output(self) -> int:
+        """Settled output tokens."""
+        return len(self.token_ids) - len(self.spec.prompt)
+
+    @property
+    def num_planned_output(self) -> int:
+        """Output tokens, those in flight included. Not kept while it decodes."""
+        return self.num_output + self.num_in_flight_tokens
 
     @property
     def num_uncomputed(self) -> int:
         """Tokens that a plan may compute now. 0 while the next one is not sampled yet, and once the last token that
-        max_tokens allows is sampled or in flight: its KV is never needed."""
-        if self.num_output + self.num_in_flight_tokens >= self.spec.max_tokens:
+        max_tokens allows is sampled or in flight: its KV is never needed. Not kept while it decodes."""
+        if self.num_planned_output >= self.spec.max_tokens:
             return 0
         return len(self.token_ids) + self.num_in_flight_tokens - self.num_computed
 
-    def begins_like(self, other: LiveSequence) -> bool:
-        """Whether the first full blocks are equal: without that two sequences have never shared a block."""
+    @property
+    def progress(self) -> tuple[int, int, int]:
+        """(computed tokens, tokens in flight, plans in flight) as of now, whether it decodes or not."""
+        if self.decoding is None:
+            return self.num_computed, self.num_in_flight_tokens, self.num_in_flight_plans
+        since = self.decoding.in_flight(self)
+        return self.decoding.computed(self), self.num_in_flight_tokens + since, self.num_in_flight_plans + since
+
+    def may_share_kv(self, other: LiveSequence) -> bool:
+        """Whether the two may ever have shared a block: by an equal first block, or as branches of one prompt."""
+        if self.group is not None and self.group is other.group:
+            return True
         return bool(self.block_keys) and self.block_keys[:1] == other.block_keys[:1]
 
 

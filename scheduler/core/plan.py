@@ -1,7 +1,7 @@
 """What one step is made of: the plan that goes to the worker, and what `schedule` may answer instead of one.
 
-A plan is packed columns and diffs. Its parts are applied in the order of their fields: releases, admissions, table
-edits, scheduled tokens. Columns that belong together have the same length. Plans are immutable and compare by value, so
+A plan is packed columns and diffs. Its parts are applied in the order of their fields: releases, copies, admissions,
+table edits, scheduled tokens. Columns that belong together have the same length. Plans are immutable and compare by value, so
 two runs of the core can be compared plan by plan.
 """
 
@@ -12,9 +12,27 @@ from dataclasses import dataclass
 from scheduler.core.sequence import Sampling
 
 
+@dataclass(frozen=True, slots=True)
+class BlockCopies:
+    """One phase of block copies: every source is read before any destination is written by the next phase."""
+
+    sources: tuple[int, ...] = ()
+    destinations: tuple[int, ...] = ()
+
+    def __post_init__(self) -> None:
+        if len(self.sources) != len(self.destinations):
+            raise ValueError("a copy phase must have as many sources as destinations")
+
+    def __len__(self) -> int:
+        return len(self.sources)
+
+
+NO_COPIES = BlockCopies()
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Admission:
-    """Gives a worker's row to a sequence: a new prompt, a prefix hit or a recompute.
+    """Gives a worker's row to a sequence: a new prompt, a prefix hit, a recompute, a swap-in or a fork.
 
     token_ids: all settled tokens, the prompt's `num_prompt_tokens` first.
     blocks: the block table so far.
@@ -38,6 +56,7 @@ class Admission:
 class StepPlan:
     """One step of one worker.
 
+    swap_out (device to host), swap_in (host to device), copy_on_write (device to device): phases, in this order.
     edit_rows, edit_indices, edit_blocks: entries to set in block tables.
     rows, num_tokens, max_samples: tokens to compute per row, in the order in which the result reports them; max_samples
     is 1 where the last known token is among them, so that the next one can be drawn, else 0.
@@ -45,6 +64,9 @@ class StepPlan:
 
     step_id: int
     released_rows: tuple[int, ...] = ()
+    swap_out: BlockCopies = NO_COPIES
+    swap_in: BlockCopies = NO_COPIES
+    copy_on_write: BlockCopies = NO_COPIES
     admissions: tuple[Admission, ...] = ()
     edit_rows: tuple[int, ...] = ()
     edit_indices: tuple[int, ...] = ()

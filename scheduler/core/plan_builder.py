@@ -1,15 +1,16 @@
-"""Collects the columns of a plan while `schedule` walks the queues."""
+"""Collects the columns of a plan while `schedule` walks the queues, and remembers a plan until its result is back."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import NamedTuple
 
-from scheduler.core.live import LiveSequence, Queue
-from scheduler.core.plan import Admission, StepPlan
+from scheduler.core.decode_batch import DecodeColumns
+from scheduler.core.live import LiveSequence
+from scheduler.core.plan import NO_COPIES, Admission, BlockCopies, StepPlan
 
 
-@dataclass(frozen=True, slots=True)
-class PlannedRow:
+class PlannedRow(NamedTuple):
     """What a plan in flight computes for one sequence: tokens [start, start + num_tokens), and whether it samples."""
 
     sequence: LiveSequence
@@ -17,18 +18,26 @@ class PlannedRow:
     num_tokens: int
     samples: bool
 
-    @property
-    def is_awaited(self) -> bool:
-        """Whether the result still matters: the sequence lives, and what it computed here is to be trusted."""
-        return self.sequence.queue is not Queue.FINISHED and not self.sequence.num_void_plans
 
-
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class PlanInFlight:
-    """A plan whose result is not back. Results are read against these rows, not against what the rows hold by then."""
+    """A plan whose result is not back. Results are read against these rows, not against what the rows hold by then.
+
+    clock: the decode batch's when the plan was made. decodes: the columns that come first in the plan; rows: the others.
+    gone: members of `decodes` that have left the batch since, by sequence id; they are settled one by one.
+    """
 
     step_id: int
+    clock: int
+    decodes: DecodeColumns
     rows: tuple[PlannedRow, ...]
+    max_samples: tuple[int, ...]
+    gone: dict[int, PlannedRow] = field(default_factory=dict)
+
+    @property
+    def num_tokens(self) -> int:
+        """Token positions that the plan computes."""
+        return len(self.decodes.rows) + sum(row.num_tokens for row in self.rows)
 
 
 class PlanBuilder:
@@ -38,6 +47,9 @@ class PlanBuilder:
         self.step_id = step_id
         self.budget = budget
         self.rows: list[PlannedRow] = []
+        self.decodes = DecodeColumns()
+        self.swap_in: list[tuple[int, int]] = []
+        self.copy_on_write: list[tuple[int, int]] = []
         self._admissions: list[Admission] = []
         self._edits: list[tuple[int, int, int]] = []
 
@@ -64,8 +76,8 @@ class PlanBuilder:
         for offset, block in enumerate(blocks):
             self._edits.append((row, first_index + offset, block))
 
-    def compute(self, sequence: LiveSequence, num_tokens: int) -> None:
-        """Schedules the next tokens of a sequence and advances its planned progress."""
+    def compute(self, sequence: LiveSequence, num_tokens: int) -> bool:
+        """Schedules the next tokens of a sequence and advances its planned progress; returns whether it samples."""
         known = len(sequence.token_ids) + sequence.num_in_flight_tokens
         samples = sequence.num_computed + num_tokens == known
         self.rows.append(PlannedRow(sequence, sequence.num_computed, num_tokens, samples))
@@ -73,17 +85,37 @@ class PlanBuilder:
         sequence.num_computed += num_tokens
         sequence.num_in_flight_tokens += samples
         sequence.num_in_flight_plans += 1
+        return samples
 
-    def build(self, released_rows: list[int]) -> StepPlan:
-        """The plan, with the rows that were freed since the one before."""
+    def build(self, released_rows: list[int], swap_out: list[tuple[int, int]]) -> StepPlan:
+        """The plan, with the rows that were freed and the blocks that must be saved since the one before."""
+        rows, num_tokens, max_samples = self.decodes.rows, self.decodes.ones, self.decodes.ones
+        if self.rows:
+            rows += tuple([row.sequence.row for row in self.rows])
+            num_tokens += tuple([row.num_tokens for row in self.rows])
+            max_samples += tuple([int(row.samples) for row in self.rows])
+        edit_rows, edit_indices, edit_blocks = _columns(self._edits, 3)
         return StepPlan(
             step_id=self.step_id,
             released_rows=tuple(released_rows),
+            swap_out=_copies(swap_out),
+            swap_in=_copies(self.swap_in),
+            copy_on_write=_copies(self.copy_on_write),
             admissions=tuple(self._admissions),
-            edit_rows=tuple(edit[0] for edit in self._edits),
-            edit_indices=tuple(edit[1] for edit in self._edits),
-            edit_blocks=tuple(edit[2] for edit in self._edits),
-            rows=tuple(row.sequence.row for row in self.rows),
-            num_tokens=tuple(row.num_tokens for row in self.rows),
-            max_samples=tuple(int(row.samples) for row in self.rows),
+            edit_rows=edit_rows,
+            edit_indices=edit_indices,
+            edit_blocks=edit_blocks,
+            rows=rows,
+            num_tokens=num_tokens,
+            max_samples=max_samples,
         )
+
+
+def _copies(pairs: list[tuple[int, int]]) -> BlockCopies:
+    return BlockCopies(*_columns(pairs, 2)) if pairs else NO_COPIES
+
+
+def _columns(
+    entries: list[tuple[int, ...]] | list[tuple[int, int]] | list[tuple[int, int, int]], width: int
+) -> tuple[tuple[int, ...], ...]:
+    return tuple(zip(*entries, strict=True)) if entries else ((),) * width

@@ -27,6 +27,15 @@ class OrderedQueue:
     def __getitem__(self, index: int) -> LiveSequence:
         return self._items[index]
 
+    def __contains__(self, sequence: object) -> bool:
+        if not isinstance(sequence, LiveSequence):
+            return False
+        index = bisect_left(self._items, sequence.key, key=_key)
+        return index < len(self._items) and self._items[index] is sequence
+
+    def __reversed__(self) -> Iterator[LiveSequence]:
+        return reversed(self._items)
+
     def insert(self, sequence: LiveSequence) -> None:
         """Puts a sequence where its key belongs."""
         insort(self._items, sequence, key=_key)

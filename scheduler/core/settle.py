@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from scheduler.core.counters import Counters
 from scheduler.core.errors import ResultMismatchError
-from scheduler.core.live import Queue
+from scheduler.core.live import LiveSequence, Queue
 from scheduler.core.plan_builder import PlanInFlight, PlannedRow
 from scheduler.core.result import End, EndReason, RowFlag, StepOutput, StepResult
 
@@ -14,7 +16,7 @@ def check_result(result: StepResult, plan: PlanInFlight | None) -> None:
     if plan is None or result.step_id != plan.step_id:
         expected = "no plan is in flight" if plan is None else f"step {plan.step_id} is the oldest in flight"
         raise ResultMismatchError(f"result of step {result.step_id}, but {expected}", field="step_id")
-    rows, tokens = len(plan.rows), len(result.tokens)
+    rows, tokens = len(plan.max_samples), len(result.tokens)
     if len(result.num_sampled) != rows:
         raise ResultMismatchError(
             f"step {plan.step_id}: {len(result.num_sampled)} rows for {rows}", field="num_sampled"
@@ -26,71 +28,110 @@ def check_result(result: StepResult, plan: PlanInFlight | None) -> None:
     for column in ("logprobs", "top_tokens", "top_logprobs"):
         if len(getattr(result, column)) not in (0, tokens):
             raise ResultMismatchError(f"step {plan.step_id}: {column} has not one entry per token", field=column)
-    flags = result.flags or (RowFlag.OK,) * rows
-    for planned, sampled, flag in zip(plan.rows, result.num_sampled, flags, strict=True):
-        if sampled != (planned.samples and flag is RowFlag.OK):
-            raise ResultMismatchError(
-                f"step {plan.step_id}: {sampled} tokens for sequence {planned.sequence.spec.sequence_id}",
-                field="num_sampled",
-            )
+    expected_samples = plan.max_samples
+    if result.flags:
+        pairs = zip(plan.max_samples, result.flags, strict=True)
+        expected_samples = tuple(samples if flag is RowFlag.OK else 0 for samples, flag in pairs)
+    if result.num_sampled != expected_samples:
+        place = next(
+            i for i, pair in enumerate(zip(result.num_sampled, expected_samples, strict=True)) if len({*pair}) > 1
+        )
+        raise ResultMismatchError(
+            f"step {plan.step_id}: {result.num_sampled[place]} tokens for row {place} of the plan", field="num_sampled"
+        )
 
 
 class Settlement:
-    """One checked result on its way into its sequences. Rows are settled in the order of the plan."""
+    """One checked result on its way into its sequences. `ending` collects those that end now, and why."""
 
-    def __init__(self, result: StepResult, counters: Counters) -> None:
-        self.ends: list[End] = []
+    def __init__(self, result: StepResult, plan: PlanInFlight, counters: Counters) -> None:
+        self.ending: list[tuple[LiveSequence, EndReason]] = []
         self._result = result
+        self._plan = plan
         self._counters = counters
-        self._row = 0
-        self._token = 0
         self._kept: list[int] = []
         self._sequence_ids: list[int] = []
 
-    def settle(self, planned: PlannedRow) -> EndReason | None:
-        """Books one row; returns why its sequence ends now, if it does."""
-        result, sequence = self._result, planned.sequence
-        flag = result.flags[self._row] if result.flags else RowFlag.OK
-        self._row += 1
-        token_index = self._token
-        sampled = planned.samples and flag is RowFlag.OK
-        self._token += sampled
+    def settle_decodes(self) -> None:
+        """Books one token for every member of the decode batch that is still in it; the others one by one."""
+        columns, gone, tokens = self._plan.decodes, self._plan.gone, self._result.tokens
+        places: Iterable[int] = range(len(columns.rows))
+        if gone:
+            places = [place for place, sequence_id in enumerate(columns.sequence_ids) if sequence_id not in gone]
+            self._kept += places
+            self._sequence_ids += [columns.sequence_ids[place] for place in places]
+            for place in places:
+                columns.appends[place](tokens[place])
+        else:
+            self._kept += places
+            self._sequence_ids += columns.sequence_ids
+            for append, token in zip(columns.appends, tokens, strict=False):
+                append(token)
+        self._counters.generated_tokens += len(self._kept)
+        self._counters.kept_tokens += len(self._kept)
+        if not columns.stop_token_ids.isdisjoint(tokens):
+            for place in places:
+                if tokens[place] in columns.sequences[place].spec.stop_token_ids:
+                    self.ending.append((columns.sequences[place], EndReason.STOP))
+        if gone:
+            for place, sequence_id in enumerate(columns.sequence_ids):
+                if sequence_id in gone:
+                    self.settle_row(gone[sequence_id], place)
+
+    def settle_rows(self) -> None:
+        """Books the other rows of a result without flags."""
+        token_index = len(self._plan.decodes.rows)
+        for planned in self._plan.rows:
+            self.settle_row(planned, token_index)
+            token_index += planned.samples
+
+    def settle_row(self, planned: PlannedRow, token_index: int, flag: RowFlag = RowFlag.OK) -> None:
+        """Books one row, whose token, if it has one, is at token_index."""
+        sequence = planned.sequence
         if sequence.queue is Queue.FINISHED:
             self._counters.wasted_tokens += planned.num_tokens
-            return None
+            return
         sequence.num_in_flight_plans -= 1
         sequence.num_in_flight_tokens -= planned.samples
         if sequence.num_void_plans:
             sequence.num_void_plans -= 1
             self._counters.wasted_tokens += planned.num_tokens
-            return None
+            return
         self._account(planned)
         if flag is not RowFlag.OK:
-            return EndReason.NON_FINITE
-        if not sampled:
-            return None
-        token = result.tokens[token_index]
+            self.ending.append((sequence, EndReason.NON_FINITE))
+            return
+        if not planned.samples:
+            return
+        token = self._result.tokens[token_index]
         sequence.token_ids.append(token)
-        sequence.num_output += 1
         self._counters.generated_tokens += 1
         self._kept.append(token_index)
         self._sequence_ids.append(sequence.spec.sequence_id)
         if token in sequence.spec.stop_token_ids:
-            return EndReason.STOP
-        if sequence.num_output >= sequence.spec.max_tokens:
-            return EndReason.LENGTH
-        return None
+            self.ending.append((sequence, EndReason.STOP))
+        elif sequence.num_output >= sequence.spec.max_tokens:
+            self.ending.append((sequence, EndReason.LENGTH))
 
-    def output(self) -> StepOutput:
-        """The columns of all tokens that were kept."""
+    def output(self, ends: tuple[End, ...]) -> StepOutput:
+        """The columns of all tokens that were kept, and the sequences that ended with them."""
         result, kept = self._result, self._kept
+        if len(kept) == len(result.tokens) and kept == list(range(len(kept))):
+            return StepOutput(
+                sequence_ids=tuple(self._sequence_ids),
+                token_ids=result.tokens,
+                logprobs=result.logprobs,
+                top_tokens=result.top_tokens,
+                top_logprobs=result.top_logprobs,
+                ends=ends,
+            )
         return StepOutput(
             sequence_ids=tuple(self._sequence_ids),
-            token_ids=tuple(result.tokens[i] for i in kept),
-            logprobs=tuple(result.logprobs[i] for i in kept) if result.logprobs else (),
-            top_tokens=tuple(result.top_tokens[i] for i in kept) if result.top_tokens else (),
-            top_logprobs=tuple(result.top_logprobs[i] for i in kept) if result.top_logprobs else (),
-            ends=tuple(self.ends),
+            token_ids=tuple([result.tokens[i] for i in kept]),
+            logprobs=tuple([result.logprobs[i] for i in kept]) if result.logprobs else (),
+            top_tokens=tuple([result.top_tokens[i] for i in kept]) if result.top_tokens else (),
+            top_logprobs=tuple([result.top_logprobs[i] for i in kept]) if result.top_logprobs else (),
+            ends=ends,
         )
 
     def _account(self, planned: PlannedRow) -> None:

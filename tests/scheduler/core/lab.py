@@ -11,13 +11,13 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from scheduler.core.config import CoreConfig
-from scheduler.core.errors import NeverFitsError, QueueFullError, SchedulerError
+from scheduler.core.errors import InvalidSequenceError, NeverFitsError, QueueFullError, SchedulerError
 from scheduler.core.live import Queue, blocks_for
 from scheduler.core.plan import Idle, StepPlan, Waiting
 from scheduler.core.result import End, EndReason, StepOutput, StepResult
 from scheduler.core.scheduler import Scheduler
 from scheduler.core.sequence import SequenceSpec
-from scheduler.core.snapshot import Snapshot
+from scheduler.core.snapshot import SequenceSnapshot, Snapshot
 from tests.scheduler.core import toy_model
 from tests.scheduler.core.toy_worker import ToyWorker
 
@@ -33,12 +33,12 @@ class Record:
     answer: Answer
 
 
-def add_verb(spec: SequenceSpec) -> Verb:
-    """`Scheduler.add`, answering with the error's text where there is one."""
+def add_verb(specs: tuple[SequenceSpec, ...]) -> Verb:
+    """`Scheduler.add_group`, answering with the error's text where there is one."""
 
     def call(core: Scheduler) -> Answer:
         try:
-            core.add(spec)
+            core.add_group(specs)
         except SchedulerError as error:
             return f"{type(error).__name__}: {error}"
         return None
@@ -63,24 +63,30 @@ class Lab:
         self.num_faults = 0
         self._fatal_faults: set[int] = set()
         self._num_blocks = config.num_blocks
-        self._worker = ToyWorker(config, num_blocks=config.num_blocks, epoch=0)
+        self._num_host_blocks = config.num_host_blocks
+        self._worker = self._new_worker()
 
     # -- verbs -------------------------------------------------------------------------------------------------------
 
-    def add(self, spec: SequenceSpec) -> bool:
-        """Adds a sequence; whether it was accepted, as it must be unless it never fits or the queue is full."""
-        total = len(spec.prompt) + spec.max_tokens - 1
-        full = self.core.num_waiting >= self.config.max_num_waiting
-        answer = self._call(add_verb(spec))
-        if blocks_for(total, self.config.block_size) > self._num_blocks:
+    def add(self, *specs: SequenceSpec) -> bool:
+        """Adds a group; whether it was accepted, as it must be unless it never fits or the queue is full."""
+        total = max(len(spec.prompt) + spec.max_tokens - 1 for spec in specs)
+        together = blocks_for(len(specs[0].prompt), self.config.block_size) + len(specs) - 1
+        full = self.core.num_waiting + len(specs) > self.config.max_num_waiting
+        answer = self._call(add_verb(specs))
+        if len(specs) > self.config.max_num_seqs:
+            assert isinstance(answer, str) and answer.startswith(InvalidSequenceError.__name__)
+            return False
+        if max(blocks_for(total, self.config.block_size), together) > self._num_blocks:
             assert isinstance(answer, str) and answer.startswith(NeverFitsError.__name__)
             return False
         if full:
             assert isinstance(answer, str) and answer.startswith(QueueFullError.__name__)
             return False
         assert answer is None
-        self.live[spec.sequence_id] = spec
-        self.outputs[spec.sequence_id] = []
+        for spec in specs:
+            self.live[spec.sequence_id] = spec
+            self.outputs[spec.sequence_id] = []
         return True
 
     def finish(self, sequence_id: int, reason: EndReason) -> None:
@@ -133,11 +139,20 @@ class Lab:
         assert self._update(self.stale.popleft()) == StepOutput()
         assert (self.core.snapshot(), repr(self.core.counters)) == (before, counters)
 
-    def lose_worker(self, num_blocks: int) -> None:
+    def set_rates(self, prefill_tokens_per_s: int, copy_bytes_per_s: int) -> None:
+        """Tells the core what copying and computing cost."""
+        self._call(
+            lambda core: core.set_rates(prefill_tokens_per_s=prefill_tokens_per_s, copy_bytes_per_s=copy_bytes_per_s)
+        )
+
+    def lose_worker(self, num_blocks: int, num_host_blocks: int | None = None) -> None:
         """The worker dies with all its rows; the next one has this many blocks."""
+        if num_host_blocks is not None:
+            self._num_host_blocks = num_host_blocks
+        host = self._num_host_blocks
         self.stale.extend(self.undelivered)
         self.undelivered.clear()
-        answer = self._call(lambda core: core.requeue_all(num_blocks))
+        answer = self._call(lambda core: core.requeue_all(num_blocks, host))
         assert isinstance(answer, tuple)
         self._num_blocks = num_blocks
         for end in answer:
@@ -145,7 +160,7 @@ class Lab:
             assert blocks_for(len(spec.prompt) + spec.max_tokens - 1, self.config.block_size) > num_blocks
             assert end.reason is EndReason.CAPACITY
             self._end(end)
-        self._worker = ToyWorker(self.config, num_blocks=num_blocks, epoch=self.core.epoch)
+        self._worker = self._new_worker()
 
     def drain(self) -> None:
         """Runs until nothing is left, within a number of steps that no schedule may exceed.
@@ -168,19 +183,27 @@ class Lab:
     def check(self) -> None:
         """The invariants that hold between any two calls."""
         core, config = self.core.snapshot(), self.config
-        everyone = core.waiting + core.running
+        everyone = core.waiting + core.running + core.swapped
         assert sorted(sequence.sequence_id for sequence in everyone) == sorted(self.live)
         assert core.num_live == len(self.live)
-        for queue, members in ((Queue.WAITING, core.waiting), (Queue.RUNNING, core.running)):
+        by_priority = config.policy == "priority"
+        queues = ((Queue.WAITING, core.waiting), (Queue.RUNNING, core.running), (Queue.SWAPPED, core.swapped))
+        for queue, members in queues:
             assert all(sequence.queue is queue for sequence in members)
-            keys = [(sequence.priority, sequence.arrival) for sequence in members]
+            keys = [(sequence.priority * by_priority, sequence.arrival) for sequence in members]
             assert keys == sorted(set(keys))
         for sequence in core.waiting:
             assert (sequence.row, sequence.blocks, sequence.num_computed_tokens) == (None, (), 0)
+        for sequence in core.swapped:
+            assert (sequence.row, sequence.blocks) == (None, ())
+            assert sequence.num_host_blocks == blocks_for(sequence.num_computed_tokens, config.block_size) > 0
+        swapped_blocks = sum(sequence.num_host_blocks for sequence in core.swapped)
+        assert swapped_blocks + core.num_free_host_blocks == core.num_host_blocks == self._num_host_blocks
         rows = [sequence.row for sequence in core.running if sequence.row is not None]
         assert sorted([*rows, *core.free_rows]) == list(range(config.max_num_seqs))
 
         tables = Counter(block for sequence in core.running for block in sequence.blocks)
+        tables.update(core.pinned_blocks)
         assert tables == Counter(dict(enumerate(core.block_references)))
         assert all(len(set(sequence.blocks)) == len(sequence.blocks) for sequence in core.running)
         num_referenced = sum(count > 0 for count in core.block_references)
@@ -192,7 +215,7 @@ class Lab:
                 salt = self.live[sequence.sequence_id].cache_salt
                 assert salts.setdefault(block, salt) == salt
         if not config.enable_prefix_caching:
-            assert max(tables.values(), default=0) <= 1 and core.num_indexed_blocks == 0
+            assert core.num_indexed_blocks == 0
         assert len(core.plans_in_flight) == len(self.undelivered) <= config.max_plans_in_flight
         for sequence in everyone:
             assert 0 <= sequence.num_in_flight_tokens <= sequence.num_in_flight_plans <= len(self.undelivered)
@@ -210,7 +233,8 @@ class Lab:
     def check_empty(self) -> None:
         """Nothing is left behind once everything has ended."""
         core = self.core.snapshot()
-        assert not core.waiting and not core.running and core.num_live == 0
+        assert not core.waiting and not core.running and not core.swapped and core.num_live == 0
+        assert core.num_free_host_blocks == core.num_host_blocks
         assert not any(core.block_references)
         assert core.free_rows == tuple(range(self.config.max_num_seqs))
 
@@ -222,6 +246,11 @@ class Lab:
         assert core.snapshot() == self.core.snapshot()
 
     # -- inside ------------------------------------------------------------------------------------------------------
+
+    def _new_worker(self) -> ToyWorker:
+        return ToyWorker(
+            self.config, num_blocks=self._num_blocks, num_host_blocks=self._num_host_blocks, epoch=self.core.epoch
+        )
 
     def _call(self, verb: Verb) -> Answer:
         answer = verb(self.core)
@@ -259,10 +288,25 @@ class Lab:
             assert len(output) < len(undisturbed), "ended from outside although it was complete"
 
     def _check_admissions(self, before: Snapshot, plan: StepPlan) -> None:
-        """Nobody passes the head of the queue, and nobody is admitted in a step that preempts."""
-        admitted = [admission.sequence_id for admission in plan.admissions]
-        assert admitted == [sequence.sequence_id for sequence in before.waiting[: len(admitted)]]
-        assert all(sequence.num_in_flight_plans == 0 for sequence in before.waiting[: len(admitted)])
-        if admitted:
-            running = {sequence.sequence_id for sequence in self.core.snapshot().running}
-            assert running.issuperset(sequence.sequence_id for sequence in before.running)
+        """Who is admitted when, and whom that may cost anything."""
+        after = self.core.snapshot()
+        admitted = {admission.sequence_id for admission in plan.admissions}
+        came_back = [sequence.sequence_id for sequence in before.swapped if sequence.sequence_id in admitted]
+        assert came_back == [sequence.sequence_id for sequence in before.swapped[: len(came_back)]]
+        waited = [sequence for sequence in before.waiting if sequence.sequence_id in admitted]
+        assert all(sequence.num_in_flight_plans == 0 for sequence in waited)
+        times_before = {sequence.sequence_id: sequence.num_overtaken for sequence in before.waiting}
+        for sequence in after.waiting:
+            behind = [one for one in waited if self._key(one) > self._key(sequence)]
+            if behind and sequence.sequence_id in times_before and sequence.leader is None:
+                assert sequence.num_overtaken == times_before[sequence.sequence_id] + len(behind)
+            assert sequence.num_overtaken <= self.config.max_overtakes
+        lost = {sequence.sequence_id for sequence in before.running} - {one.sequence_id for one in after.running}
+        if waited and lost:
+            most_urgent = min(self._key(sequence)[0] for sequence in waited)
+            assert all(
+                self._key(sequence)[0] > most_urgent for sequence in before.running if sequence.sequence_id in lost
+            )
+
+    def _key(self, sequence: SequenceSnapshot) -> tuple[int, int]:
+        return (sequence.priority if self.config.policy == "priority" else 0, sequence.arrival)

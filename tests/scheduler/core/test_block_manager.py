@@ -27,7 +27,7 @@ def serve(blocks: BlockManager, prompt: tuple[int, ...] = PROMPT, *, salt: str =
     served = sequence(prompt, salt=salt)
     assert blocks.admit(served, 0) is not None
     served.num_computed = len(prompt)
-    blocks.index(served)
+    blocks.index(served, served.num_computed)
     table = served.blocks
     blocks.release(served)
     return table
@@ -88,7 +88,7 @@ def test_blocks_are_indexed_only_as_far_as_they_are_planned() -> None:
     chunked = sequence()
     assert blocks.admit(chunked, 0) is not None
     chunked.num_computed = 7
-    blocks.index(chunked)
+    blocks.index(chunked, chunked.num_computed)
     assert [block in blocks.prefix_cache for block in chunked.blocks] == [True, False, False]
 
 
@@ -100,7 +100,7 @@ def test_what_may_derive_from_a_failed_sequence_is_found_no_more() -> None:
     assert blocks.admit(failed, 0) is not None
     assert failed.blocks[0] == branch[0]
     failed.num_computed = len(PROMPT)
-    blocks.index(failed)
+    blocks.index(failed, failed.num_computed)
     blocks.distrust(failed)
     assert not any(block in blocks.prefix_cache for block in [*failed.blocks, *branch])
     assert other[0] in blocks.prefix_cache

@@ -24,7 +24,7 @@ _HEADS = ((1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 1), (1, 2, 3, 4, 11, 10, 9, 8, 7, 
 _TAILS = ((), (5,), (5, 5, 5, 5, 5), (7, 7, 7, 7))
 """Prompts are put together from these, so that they often share a prefix, on branches of several depths."""
 
-_totals = {"steps": 0, "preemptions": 0, "hits": 0, "faults": 0, "losses": 0, "ended by faults": 0}
+_totals = dict.fromkeys(("steps", "preemptions", "swaps", "forks", "hits", "faults", "losses", "ended by faults"), 0)
 
 
 @st.composite
@@ -39,6 +39,11 @@ def configs(draw: st.DrawFn) -> CoreConfig:
         max_num_batched_tokens=max_num_seqs + draw(st.integers(0, 10)),
         max_plans_in_flight=draw(st.sampled_from((2, 1))),
         enable_prefix_caching=draw(st.sampled_from((True, True, False))),
+        num_host_blocks=draw(st.sampled_from((0, 1, 3, 8))),
+        bytes_per_block=1000,
+        policy=draw(st.sampled_from(("priority", "priority", "fcfs"))),
+        preemption_mode=draw(st.sampled_from(("auto", "auto", "swap", "recompute"))),
+        max_overtakes=draw(st.sampled_from((0, 1, 4))),
         max_num_waiting=draw(st.sampled_from((100, 100, 3))),
         watermark=min(draw(st.sampled_from((0, 0, 1, 2))), num_blocks - 1),
         model_key=b"toy",
@@ -80,6 +85,7 @@ class CoreMachine(RuleBasedStateMachine):
         seed=st.integers(0, 3),
         patience_ns=st.sampled_from((None, None, None, 1, 5)),
         copies=st.sampled_from((1, 2, 3)),
+        together=st.booleans(),
     )
     def add(
         self,
@@ -91,21 +97,28 @@ class CoreMachine(RuleBasedStateMachine):
         seed: int,
         patience_ns: int | None,
         copies: int,
+        together: bool,
     ) -> None:
-        for _ in range(copies):
+        specs = []
+        for copy in range(copies):
             self.next_id += 1
-            self._lab.add(
+            specs.append(
                 SequenceSpec(
                     sequence_id=self.next_id,
                     prompt=prompt,
-                    max_tokens=max_tokens,
+                    max_tokens=max_tokens + copy % 2,
                     stop_token_ids=stop,
-                    seed=seed,
+                    seed=seed + copy,
                     priority=priority,
                     cache_salt=salt,
                     deadline_ns=None if patience_ns is None else self.now_ns + patience_ns,
                 )
             )
+        if together:
+            self._lab.add(*specs)
+        else:
+            for spec in specs:
+                self._lab.add(spec)
 
     @precondition(lambda self: self.next_id)
     @rule(which=st.integers(0, 30))
@@ -143,11 +156,16 @@ class CoreMachine(RuleBasedStateMachine):
         """A row's KV comes out broken; those who share it must not go down with it."""
         self._lab.schedule(faulty_row=row)
 
+    @rule(copying_is_cheap=st.booleans())
+    def measure(self, copying_is_cheap: bool) -> None:
+        """New rates for the cost model."""
+        self._lab.set_rates(1000, 10**9 if copying_is_cheap else 1000)
+
     @precondition(lambda self: self.lab and self.lab.live)
-    @rule(change=st.sampled_from((0, 0, -3, 4)))
-    def lose_worker(self, change: int) -> None:
+    @rule(change=st.sampled_from((0, 0, -3, 4)), host=st.sampled_from((None, None, 0, 2)))
+    def lose_worker(self, change: int, host: int | None) -> None:
         _totals["losses"] += 1
-        self._lab.lose_worker(max(2, self._lab.config.num_blocks + change))
+        self._lab.lose_worker(max(2, self._lab.config.num_blocks + change), host)
 
     @precondition(lambda self: self.lab and self.lab.stale)
     @rule()
@@ -169,6 +187,8 @@ class CoreMachine(RuleBasedStateMachine):
         counters = self.lab.core.counters
         _totals["steps"] += self.lab.num_steps
         _totals["preemptions"] += counters.preemptions
+        _totals["swaps"] += counters.preemptions_swap
+        _totals["forks"] += counters.forks
         _totals["hits"] += counters.prefix_cache_hits
         _totals["ended by faults"] += sum(end.reason is EndReason.NON_FINITE for end in self.lab.ends.values())
         _totals["faults"] += self.lab.num_faults

@@ -11,7 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 
 from scheduler.core.config import CoreConfig
-from scheduler.core.plan import Admission, StepPlan
+from scheduler.core.plan import Admission, BlockCopies, StepPlan
 from scheduler.core.result import RowFlag, StepResult
 from tests.scheduler.core import toy_model
 
@@ -53,8 +53,10 @@ class Row:
 class ToyWorker:
     """One session of a worker: begins with no rows and an empty KV cache."""
 
-    def __init__(self, config: CoreConfig, *, num_blocks: int, epoch: int) -> None:
+    def __init__(self, config: CoreConfig, *, num_blocks: int, epoch: int, num_host_blocks: int = 0) -> None:
         self._config = config
+        self._num_host_blocks = num_host_blocks
+        self._host_slots: list[Slot | None] = [None] * (num_host_blocks * config.block_size)
         self._num_blocks = num_blocks
         self._epoch = epoch
         self._rows: dict[int, Row] = {}
@@ -69,6 +71,9 @@ class ToyWorker:
         for released in plan.released_rows:
             _require(released in self._rows, plan, f"releases row {released}, which holds nothing")
             del self._rows[released]
+        self._copy(plan, plan.swap_out, self._slots, self._host_slots)
+        self._copy(plan, plan.swap_in, self._host_slots, self._slots)
+        self._copy(plan, plan.copy_on_write, self._slots, self._slots)
         for admission in plan.admissions:
             self._admit(plan, admission)
         for edited, index, block in zip(plan.edit_rows, plan.edit_indices, plan.edit_blocks, strict=True):
@@ -82,6 +87,22 @@ class ToyWorker:
             self._break(scheduled[place], number)
         finite = self._attend(plan, scheduled)
         return self._sample(plan, scheduled, finite)
+
+    def _copy(
+        self, plan: StepPlan, copies: BlockCopies, sources: list[Slot | None], destinations: list[Slot | None]
+    ) -> None:
+        """One phase: all sources are read before any destination is written."""
+        size = self._config.block_size
+        _require(len(set(copies.destinations)) == len(copies), plan, "copies two blocks into one")
+        if sources is destinations:
+            _require(
+                set(copies.sources).isdisjoint(copies.destinations), plan, "copies from a block that it overwrites"
+            )
+        for block, slots in ((copies.sources, sources), (copies.destinations, destinations)):
+            _require(all(0 <= b < len(slots) // size for b in block), plan, f"copies {copies}, out of range")
+        read = [sources[block * size : (block + 1) * size] for block in copies.sources]
+        for block, slots in zip(copies.destinations, read, strict=True):
+            destinations[block * size : (block + 1) * size] = slots
 
     def _begin(self, plan: StepPlan) -> None:
         config = self._config

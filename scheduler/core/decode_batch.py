@@ -1,0 +1,147 @@
+"""The sequences that decode: one token in every plan, nothing else to decide.
+
+Most of a busy server's sequences are here most of the time, so a step must not touch them one by one. Their progress is
+a clock: each plan computes one token of every member, and a member's counts are what they were when it joined plus the
+plans since. When a member needs attention (a new block, its last token) is known beforehand, and is written in a
+calendar. A step costs the members whose date has come; the columns of a plan are tuples that are made again only when
+the membership has changed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from scheduler.core.live import LiveSequence
+
+
+@dataclass(frozen=True, slots=True)
+class DecodeColumns:
+    """The members at one time, as parallel columns. stop_token_ids: the union of all members'."""
+
+    sequences: tuple[LiveSequence, ...] = ()
+    sequence_ids: tuple[int, ...] = ()
+    rows: tuple[int, ...] = ()
+    ones: tuple[int, ...] = ()
+    appends: tuple[Callable[[int], None], ...] = ()
+    stop_token_ids: frozenset[int] = frozenset()
+
+
+@dataclass(slots=True)
+class _StopTokens:
+    """The union of the members' stop token ids; sets are counted, because most members have equal ones."""
+
+    counts: dict[frozenset[int], int] = field(default_factory=dict)
+    union: frozenset[int] = frozenset()
+
+    def add(self, ids: frozenset[int]) -> None:
+        self.counts[ids] = self.counts.get(ids, 0) + 1
+        if self.counts[ids] == 1:
+            self.union |= ids
+
+    def remove(self, ids: frozenset[int]) -> None:
+        self.counts[ids] -= 1
+        if self.counts[ids] == 0:
+            del self.counts[ids]
+            self.union = frozenset().union(*self.counts)
+
+
+def _swap_remove(column: list[Any], slot: int) -> None:
+    column[slot] = column[-1]
+    del column[-1]
+
+
+class DecodeBatch:
+    """clock: plans made so far, with members or without. settled: plans whose results are back."""
+
+    def __init__(self) -> None:
+        self.clock = 0
+        self.settled = 0
+        self._sequences: list[LiveSequence] = []
+        self._ids: list[int] = []
+        self._rows: list[int] = []
+        self._appends: list[Callable[[int], None]] = []
+        self._stops = _StopTokens()
+        self._full: dict[int, list[LiveSequence]] = {}
+        self._last: dict[int, list[LiveSequence]] = {}
+        self._columns: DecodeColumns | None = DecodeColumns()
+
+    def __len__(self) -> int:
+        return len(self._sequences)
+
+    def columns(self) -> DecodeColumns:
+        """The members now."""
+        if self._columns is None:
+            self._columns = DecodeColumns(
+                tuple(self._sequences),
+                tuple(self._ids),
+                tuple(self._rows),
+                (1,) * len(self._rows),
+                tuple(self._appends),
+                self._stops.union,
+            )
+        return self._columns
+
+    def join(self, sequence: LiveSequence, block_size: int) -> None:
+        """Takes in a running sequence whose next tokens are one per plan, from the next plan on."""
+        sequence.decoding = self
+        sequence.joined_at = self.clock
+        sequence.slot = len(self._sequences)
+        self._sequences.append(sequence)
+        self._ids.append(sequence.spec.sequence_id)
+        self._rows.append(sequence.row)
+        self._appends.append(sequence.token_ids.append)
+        self._stops.add(sequence.spec.stop_token_ids)
+        self._columns = None
+        until_last = sequence.spec.max_tokens - sequence.num_planned_output
+        self._last.setdefault(self.clock + until_last, []).append(sequence)
+        self.set_date(sequence, block_size)
+
+    def leave(self, sequence: LiveSequence) -> None:
+        """Lets a member go and writes back its counts. The last member takes its place in the columns."""
+        in_flight = self.in_flight(sequence)
+        sequence.num_computed = self.computed(sequence)
+        sequence.num_in_flight_plans += in_flight
+        sequence.num_in_flight_tokens += in_flight
+        if self.settled > sequence.joined_at:  # else what it computed here, and perhaps before, is still in flight
+            sequence.num_counted = sequence.num_computed - in_flight
+        sequence.decoding = None
+        slot, last = sequence.slot, self._sequences[-1]
+        last.slot = slot
+        for column in (self._sequences, self._ids, self._rows, self._appends):
+            _swap_remove(column, slot)
+        self._stops.remove(sequence.spec.stop_token_ids)
+        self._columns = None
+
+    def computed(self, sequence: LiveSequence) -> int:
+        """Leading tokens of a member whose KV is in its blocks, counting the plans sent."""
+        return sequence.num_computed + self.clock - sequence.joined_at
+
+    def in_flight(self, sequence: LiveSequence) -> int:
+        """Plans of this batch that compute a token of a member and whose result is not back."""
+        return self.clock - max(sequence.joined_at, self.settled)
+
+    def num_planned_output(self, sequence: LiveSequence) -> int:
+        """Output tokens of a member, those in flight included."""
+        return sequence.num_planned_output + self.in_flight(sequence)
+
+    def set_date(self, sequence: LiveSequence, block_size: int) -> None:
+        """Writes down when a member's blocks are full, so that the plan at that clock needs one more."""
+        date = self.clock + len(sequence.blocks) * block_size - self.computed(sequence)
+        self._full.setdefault(date, []).append(sequence)
+
+    def take_full(self, block_size: int) -> list[LiveSequence]:
+        """The members whose blocks are full now, in order of service."""
+        due = self._full.pop(self.clock, None)
+        if due is None:
+            return []
+        # Entries of members that left, or that left and joined again, are stale or doubled.
+        full = {s.key: s for s in due if s.decoding is self and self.computed(s) == len(s.blocks) * block_size}
+        return [full[key] for key in sorted(full)]
+
+    def take_last(self) -> list[LiveSequence]:
+        """The members whose last token has been planned."""
+        due = self._last.pop(self.clock, ())
+        last = {s.key: s for s in due if s.decoding is self and self.num_planned_output(s) >= s.spec.max_tokens}
+        return list(last.values())

@@ -1,0 +1,85 @@
+"""What the core refuses to take in."""
+
+from __future__ import annotations
+
+from collections.abc import Container
+
+from scheduler.core.config import CoreConfig
+from scheduler.core.errors import (
+    DuplicateSequenceError,
+    InvalidSequenceError,
+    NeverFitsError,
+    QueueFullError,
+)
+from scheduler.core.live import blocks_for
+from scheduler.core.sequence import SequenceSpec
+
+
+def blocks_needed(spec: SequenceSpec, block_size: int) -> int:
+    """Blocks of the whole sequence; the KV of its last token is never computed."""
+    return blocks_for(len(spec.prompt) + spec.max_tokens - 1, block_size)
+
+
+def check_group(
+    specs: tuple[SequenceSpec, ...], config: CoreConfig, num_blocks: int, num_waiting: int, live: Container[int]
+) -> None:
+    """Raises the domain error of whatever makes this group impossible."""
+    if not specs:
+        raise InvalidSequenceError("a group has at least one sequence", field="n", value=0, limit=1)
+    if len(specs) > config.max_num_seqs:
+        raise InvalidSequenceError(
+            f"n is {len(specs)}, must be at most {config.max_num_seqs} (max_num_seqs): all are admitted together",
+            field="n",
+            value=len(specs),
+            limit=config.max_num_seqs,
+        )
+    first = specs[0]
+    for spec in specs:
+        _check_spec(spec, first, live)
+    if len({spec.sequence_id for spec in specs}) < len(specs):
+        raise DuplicateSequenceError("two sequences of a group have one id", field="sequence_id")
+    _check_fits(specs, config.block_size, num_blocks)
+    if num_waiting + len(specs) > config.max_num_waiting:
+        raise QueueFullError(
+            f"{num_waiting} sequences wait, limit {config.max_num_waiting}",
+            field="request",
+            value=num_waiting,
+            limit=config.max_num_waiting,
+        )
+
+
+def _check_spec(spec: SequenceSpec, first: SequenceSpec, live: Container[int]) -> None:
+    if not spec.prompt:
+        raise InvalidSequenceError("the prompt is empty", field="prompt", value=0, limit="at least 1 token")
+    if spec.max_tokens < 1:
+        raise InvalidSequenceError(
+            f"max_tokens must be at least 1, is {spec.max_tokens}", field="max_tokens", value=spec.max_tokens, limit=1
+        )
+    if (spec.prompt, spec.cache_salt, spec.priority) != (first.prompt, first.cache_salt, first.priority):
+        raise InvalidSequenceError("the sequences of a group differ in prompt, salt or priority", field="prompt")
+    if spec.sequence_id in live:
+        raise DuplicateSequenceError(
+            f"sequence {spec.sequence_id} is live", field="sequence_id", value=spec.sequence_id
+        )
+
+
+def _check_fits(specs: tuple[SequenceSpec, ...], block_size: int, num_blocks: int) -> None:
+    spec = max(specs, key=lambda one: one.max_tokens)
+    needed = blocks_needed(spec, block_size)
+    if needed > num_blocks:
+        raise NeverFitsError(
+            f"needs {needed} blocks, pool {num_blocks}: {len(spec.prompt)} prompt tokens and {spec.max_tokens} more, "
+            f"{block_size} per block",
+            field="max_tokens",
+            value=spec.max_tokens,
+            limit=num_blocks,
+        )
+    together = blocks_for(len(spec.prompt), block_size) + len(specs) - 1
+    if together > num_blocks:
+        raise NeverFitsError(
+            f"needs {together} blocks, pool {num_blocks}: {len(spec.prompt)} prompt tokens and a block for each of "
+            f"{len(specs) - 1} more sequences",
+            field="n",
+            value=len(specs),
+            limit=num_blocks,
+        )
