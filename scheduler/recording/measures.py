@@ -13,7 +13,7 @@ from scheduler.core.counters import Counters
 from scheduler.core.plan import StepPlan
 from scheduler.core.result import EndReason, StepOutput
 from scheduler.core.scheduler import Scheduler
-from scheduler.recording.verbs import ADD, SCHEDULE, UPDATE, Verb, ends_in, specs_in
+from scheduler.recording.verbs import ADD_GROUP, SCHEDULE, UPDATE, Verb, ends_in, specs_in
 
 _MAX_SAMPLES = 4096
 
@@ -95,7 +95,7 @@ class Measures:
     def observe(self, core: Scheduler, time_ns: int, verb: Verb, arguments: tuple[Any, ...], answer: Any) -> None:
         """Takes in one call and its answer."""
         self._counters = core.counters
-        if verb is ADD:
+        if verb is ADD_GROUP:
             self._on_add(time_ns, arguments, answer)
         elif verb is SCHEDULE and isinstance(answer, StepPlan):
             self._on_plan(core, time_ns, answer)

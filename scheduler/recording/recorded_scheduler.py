@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import ParamSpec, TypeVar
 
 from scheduler.core.config import CoreConfig
+from scheduler.core.drop_prefix import PrefixSelection
 from scheduler.core.errors import SchedulerError
 from scheduler.core.plan import Idle, StepPlan, Waiting
 from scheduler.core.result import End, EndReason, StepOutput, StepResult
@@ -30,8 +31,8 @@ class RecordedScheduler(Scheduler):
         self._writer = writer
         self._within_call = False
 
-    def add(self, spec: SequenceSpec) -> None:
-        return self._recorded(verbs.ADD, super().add, spec)
+    def add_group(self, specs: tuple[SequenceSpec, ...]) -> None:
+        return self._recorded(verbs.ADD_GROUP, super().add_group, specs)
 
     def finish(self, sequence_id: int, reason: EndReason) -> End | None:
         return self._recorded(verbs.FINISH, super().finish, sequence_id, reason)
@@ -45,8 +46,19 @@ class RecordedScheduler(Scheduler):
     def update(self, result: StepResult) -> StepOutput:
         return self._recorded(verbs.UPDATE, super().update, result)
 
-    def requeue_all(self, num_blocks: int) -> tuple[End, ...]:
-        return self._recorded(verbs.REQUEUE_ALL, super().requeue_all, num_blocks)
+    def requeue_all(self, num_blocks: int, num_host_blocks: int = 0) -> tuple[End, ...]:
+        return self._recorded(verbs.REQUEUE_ALL, super().requeue_all, num_blocks, num_host_blocks)
+
+    def set_rates(self, *, prefill_tokens_per_s: int, copy_bytes_per_s: int) -> None:
+        return self._recorded(
+            verbs.SET_RATES,
+            super().set_rates,
+            prefill_tokens_per_s=prefill_tokens_per_s,
+            copy_bytes_per_s=copy_bytes_per_s,
+        )
+
+    def drop_prefix(self, selection: PrefixSelection) -> tuple[int, int]:
+        return self._recorded(verbs.DROP_PREFIX, super().drop_prefix, selection)
 
     def schedule(self) -> StepPlan | Waiting | Idle:
         try:
@@ -62,14 +74,14 @@ class RecordedScheduler(Scheduler):
         verb: Verb,
         call: Callable[_Arguments, _Answer],
         *arguments: _Arguments.args,
-        **none: _Arguments.kwargs,
+        **keywords: _Arguments.kwargs,
     ) -> _Answer:
         if self._within_call:
-            return call(*arguments, **none)
-        self._writer.call(verb, *arguments)
+            return call(*arguments, **keywords)
+        self._writer.call(verb, *arguments, *(keywords[name] for name in verb.keywords))
         self._within_call = True
         try:
-            return call(*arguments, **none)
+            return call(*arguments, **keywords)
         except SchedulerError:
             raise
         except Exception:

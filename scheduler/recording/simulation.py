@@ -1,8 +1,9 @@
 """What would have happened: the recorded arrivals on a core with other limits and a simulated worker.
 
 Time is virtual. Sequences come and are cancelled at their recorded times, and deadlines are what they were. The worker
-executes plans in order, each for as long as the step model says; it generates the recorded tokens, so every sequence
-has its recorded length and end. A recorded loss of the worker happens at its recorded time and lasts as long.
+executes plans in order, each for as long as the step model says, and copies at the rate that the core was told; it
+generates the recorded tokens, so every sequence has its recorded length and end. A recorded loss of the worker happens
+at its recorded time and lasts as long.
 
 What the recording cannot know: tokens past a recorded cancel, deadline or failure. A sequence that gets further than it
 did gets a token that ends nothing, until it is cancelled or reaches max_tokens. Callers that react to what they get
@@ -16,12 +17,23 @@ from typing import Any
 
 from scheduler.core.config import CoreConfig
 from scheduler.core.plan import StepPlan
+from scheduler.core.preemption_policy import Rates
 from scheduler.core.result import EndReason, RowFlag, StepResult
 from scheduler.core.scheduler import Scheduler
 from scheduler.core.sequence import SequenceSpec
 from scheduler.recording.replay import Observer, perform
-from scheduler.recording.step_model import ShapeTracker, StepModel
-from scheduler.recording.verbs import ADD, EXPIRE, REQUEUE_ALL, SCHEDULE, UPDATE, Verb, ends_in, specs_in
+from scheduler.recording.step_model import ShapeTracker, StepModel, num_swapped_blocks
+from scheduler.recording.verbs import (
+    ADD_GROUP,
+    EXPIRE,
+    REQUEUE_ALL,
+    SCHEDULE,
+    SET_RATES,
+    UPDATE,
+    Verb,
+    ends_in,
+    specs_in,
+)
 from scheduler.recording.workload import Workload
 
 _FOREVER_NS = 1 << 62
@@ -87,6 +99,7 @@ class Simulation:
         self._worker = SimulatedWorker(workload)
         self._tracker = ShapeTracker()
         self._in_flight: deque[tuple[int, StepResult]] = deque()
+        self._copy_bytes_per_s = Rates().copy_bytes_per_s
         self._free_ns = 0
         self._back_ns = 0
         self._now_ns = self._events[0][0] if self._events else 0
@@ -112,22 +125,28 @@ class Simulation:
         if now_ns < self._back_ns:
             return
         while isinstance(plan := self._call(SCHEDULE), StepPlan):
-            duration_ns = self._model.predict_ns(self._tracker.shape(plan)) + self._workload.overhead_ns
-            self._free_ns = max(now_ns, self._free_ns) + max(1, round(duration_ns))
+            self._free_ns = max(now_ns, self._free_ns) + max(1, round(self._duration_ns(plan)))
             self._in_flight.append((self._free_ns, self._worker.execute(plan, self.core.epoch)))
 
+    def _duration_ns(self, plan: StepPlan) -> float:
+        copied_bytes = num_swapped_blocks(plan) * self.core.config.bytes_per_block
+        copy_ns = 1e9 * copied_bytes / self._copy_bytes_per_s
+        return self._model.predict_ns(self._tracker.shape(plan)) + self._workload.overhead_ns + copy_ns
+
     def _take_event(self, time_ns: int, verb: Verb, arguments: tuple[Any, ...]) -> None:
-        if verb is ADD:
+        if verb is ADD_GROUP:
             for spec in specs_in(arguments):
                 self._worker.know(spec)
+        elif verb is SET_RATES:
+            self._copy_bytes_per_s = arguments[1]
         elif verb is REQUEUE_ALL:
             self._in_flight.clear()
             self._free_ns = 0
             if time_ns >= self._back_ns:
                 self._back_ns = self._workload.outages.get(time_ns, _FOREVER_NS)
-            arguments = (self.core.config.num_blocks, *arguments[1:])
+            arguments = (self.core.config.num_blocks, self.core.config.num_host_blocks)
         answer = self._call(verb, *arguments)
-        if verb is ADD and isinstance(answer, Exception):
+        if verb is ADD_GROUP and isinstance(answer, Exception):
             self._awaited.difference_update(spec.sequence_id for spec in specs_in(arguments))
 
     def _call(self, verb: Verb, *arguments: Any) -> Any:

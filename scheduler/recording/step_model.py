@@ -57,6 +57,11 @@ class ShapeTracker:
         return StepShape(decode_rows, prefill_tokens, context_tokens)
 
 
+def num_swapped_blocks(plan: StepPlan) -> int:
+    """Blocks that a plan copies between device and host. The model leaves their time out: it follows from a rate."""
+    return len(plan.swap_out) + len(plan.swap_in)
+
+
 @dataclass(frozen=True, slots=True)
 class StepModel:
     """coefficients: nanoseconds per unit of each feature. median_error: of the fit, relative. num_samples: steps."""

@@ -12,6 +12,7 @@ from dataclasses import MISSING, fields, is_dataclass
 from typing import Any
 
 from scheduler.core.config import CoreConfig
+from scheduler.core.drop_prefix import PrefixSelection
 from scheduler.core.result import EndReason, RowFlag, StepResult
 from scheduler.core.sequence import Sampling, SequenceSpec
 from scheduler.recording.errors import RecordingError
@@ -29,23 +30,32 @@ def changed_fields(instance: Any) -> dict[str, Any]:
     return {field.name: value for field, value in values if field.default is MISSING or value != field.default}
 
 
-def pack_spec(packer: Packer, spec: SequenceSpec) -> None:
-    """A sequence as it is added."""
-    packer.column(spec.prompt)
-    others = changed_fields(spec)
-    del others["prompt"]
-    packer.text(to_json(others))
+def pack_specs(packer: Packer, specs: tuple[SequenceSpec, ...]) -> None:
+    """The sequences of one request. A prompt that equals the one before is not repeated."""
+    packer.unsigned(len(specs))
+    prompt: tuple[int, ...] | None = None
+    for spec in specs:
+        packer.unsigned(spec.prompt == prompt)
+        if spec.prompt != prompt:
+            prompt = spec.prompt
+            packer.column(prompt)
+        others = changed_fields(spec)
+        del others["prompt"]
+        packer.text(to_json(others))
 
 
-def unpack_spec(unpacker: Unpacker) -> SequenceSpec:
-    """As `pack_spec`."""
-    prompt = unpacker.column()
-    others = _from_json(unpacker.text())
-    if "stop_token_ids" in others:
-        others["stop_token_ids"] = frozenset(others["stop_token_ids"])
-    if "sampling" in others:
-        others["sampling"] = Sampling(**others["sampling"])
-    return SequenceSpec(prompt=prompt, **others)
+def unpack_specs(unpacker: Unpacker) -> tuple[SequenceSpec, ...]:
+    """As `pack_specs`."""
+    specs: list[SequenceSpec] = []
+    for _ in range(unpacker.unsigned()):
+        prompt = specs[-1].prompt if unpacker.unsigned() else unpacker.column()
+        others = _from_json(unpacker.text())
+        if "stop_token_ids" in others:
+            others["stop_token_ids"] = frozenset(others["stop_token_ids"])
+        if "sampling" in others:
+            others["sampling"] = Sampling(**others["sampling"])
+        specs.append(SequenceSpec(prompt=prompt, **others))
+    return tuple(specs)
 
 
 def pack_result(packer: Packer, result: StepResult) -> None:
@@ -84,6 +94,16 @@ def pack_reason(packer: Packer, reason: EndReason) -> None:
 def unpack_reason(unpacker: Unpacker) -> EndReason:
     """As `pack_reason`."""
     return EndReason(unpacker.text())
+
+
+def pack_selection(packer: Packer, selection: PrefixSelection) -> None:
+    """Which prefixes are dropped."""
+    packer.text(to_json(changed_fields(selection)))
+
+
+def unpack_selection(unpacker: Unpacker) -> PrefixSelection:
+    """As `pack_selection`."""
+    return PrefixSelection(**_from_json(unpacker.text()))
 
 
 def pack_time(packer: Packer, time_ns: int) -> None:

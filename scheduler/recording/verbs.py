@@ -26,38 +26,51 @@ class Kind:
 
 _COUNT = Kind(Packer.unsigned, Unpacker.unsigned)
 _TIME = Kind(values.pack_time, values.unpack_time)
-_SPEC = Kind(values.pack_spec, values.unpack_spec)
+_SPECS = Kind(values.pack_specs, values.unpack_specs)
+_SELECTION = Kind(values.pack_selection, values.unpack_selection)
 _REASON = Kind(values.pack_reason, values.unpack_reason)
 _RESULT = Kind(values.pack_result, values.unpack_result)
 
 
 @dataclass(frozen=True, slots=True)
 class Verb:
-    """A method of the core. number: in recordings, so it never changes. Arguments are passed in this order."""
+    """A method of the core. number: in recordings, so it never changes.
+
+    arguments: kinds, in this order. keywords: names of the last of them, if those are passed by name.
+    """
 
     number: int
     name: str
     arguments: tuple[Kind, ...]
+    keywords: tuple[str, ...] = ()
 
     def call(self, core: Scheduler, arguments: tuple[Any, ...]) -> Any:
         """Calls the core and returns its answer."""
-        return getattr(core, self.name)(*arguments)
+        first_named = len(arguments) - len(self.keywords)
+        named = dict(zip(self.keywords, arguments[first_named:], strict=True))
+        return getattr(core, self.name)(*arguments[:first_named], **named)
 
 
 SCHEDULE = Verb(0, "schedule", ())
-ADD = Verb(1, "add", (_SPEC,))
+ADD_GROUP = Verb(1, "add_group", (_SPECS,))
 FINISH = Verb(2, "finish", (_COUNT, _REASON))
 FINISH_ALL = Verb(3, "finish_all", (_REASON,))
 EXPIRE = Verb(4, "expire", (_TIME,))
 UPDATE = Verb(5, "update", (_RESULT,))
-REQUEUE_ALL = Verb(6, "requeue_all", (_COUNT,))
+REQUEUE_ALL = Verb(6, "requeue_all", (_COUNT, _COUNT))
+SET_RATES = Verb(7, "set_rates", (_COUNT, _COUNT), ("prefill_tokens_per_s", "copy_bytes_per_s"))
+DROP_PREFIX = Verb(8, "drop_prefix", (_SELECTION,))
 
-VERBS = {verb.number: verb for verb in (SCHEDULE, ADD, FINISH, FINISH_ALL, EXPIRE, UPDATE, REQUEUE_ALL)}
+VERBS = {
+    verb.number: verb
+    for verb in (SCHEDULE, ADD_GROUP, FINISH, FINISH_ALL, EXPIRE, UPDATE, REQUEUE_ALL, SET_RATES, DROP_PREFIX)
+}
 
 
 def specs_in(arguments: tuple[Any, ...]) -> tuple[SequenceSpec, ...]:
-    """The sequences that the arguments of ADD name."""
-    return arguments
+    """The sequences that the arguments of ADD_GROUP name."""
+    specs: tuple[SequenceSpec, ...] = arguments[0]
+    return specs
 
 
 def ends_in(answer: Any) -> tuple[End, ...]:
@@ -68,6 +81,6 @@ def ends_in(answer: Any) -> tuple[End, ...]:
         case StepOutput():
             return answer.ends
         case tuple():
-            return answer
+            return tuple(end for end in answer if isinstance(end, End))
         case _:
             return ()

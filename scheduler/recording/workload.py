@@ -9,7 +9,7 @@ from typing import Any
 from scheduler.core.plan import StepPlan
 from scheduler.core.result import EndReason, StepOutput
 from scheduler.core.scheduler import Scheduler
-from scheduler.recording.step_model import ShapeTracker, StepShape
+from scheduler.recording.step_model import ShapeTracker, StepShape, num_swapped_blocks
 from scheduler.recording.verbs import EXPIRE, REQUEUE_ALL, SCHEDULE, UPDATE, Verb, ends_in
 
 
@@ -18,7 +18,7 @@ class Workload:
 
     events: calls that come from outside (arrivals, cancels, losses of the worker), with their times, in order.
     tokens: the output of every sequence, as far as it got. ends: why each ended; the others lived to the end.
-    samples: shape and execution time of every step whose result came back.
+    samples: shape and execution time of every step that swapped nothing and whose result came back.
     outages: when a worker was lost, and when the next plan was sent; a loss that is not here lasted to the end.
     """
 
@@ -30,7 +30,7 @@ class Workload:
         self.outages: dict[int, int] = {}
         self._overheads_ns = array("q")
         self._tracker = ShapeTracker()
-        self._in_flight: dict[int, tuple[StepShape, int]] = {}
+        self._in_flight: dict[int, tuple[StepShape, bool, int]] = {}
         self._last_update_ns = 0
         self._lost_ns: int | None = None
 
@@ -56,7 +56,7 @@ class Workload:
             self.ends[end.sequence_id] = end.reason
 
     def _on_plan(self, time_ns: int, plan: StepPlan) -> None:
-        self._in_flight[plan.step_id] = (self._tracker.shape(plan), time_ns)
+        self._in_flight[plan.step_id] = (self._tracker.shape(plan), num_swapped_blocks(plan) > 0, time_ns)
         if self._lost_ns is not None:
             self.outages[self._lost_ns] = time_ns
             self._lost_ns = None
@@ -64,8 +64,9 @@ class Workload:
     def _on_result(self, time_ns: int, step_id: int, execute_ns: int, output: StepOutput) -> None:
         if step_id not in self._in_flight:
             return  # of an older epoch
-        shape, sent_ns = self._in_flight.pop(step_id)
-        self.samples.append((shape, execute_ns))
+        shape, swaps, sent_ns = self._in_flight.pop(step_id)
+        if not swaps:
+            self.samples.append((shape, execute_ns))
         self._overheads_ns.append(time_ns - max(sent_ns, self._last_update_ns) - execute_ns)
         self._last_update_ns = time_ns
         for sequence_id, token in zip(output.sequence_ids, output.token_ids, strict=True):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -15,10 +17,10 @@ from scheduler.recording.values import (
     changed_fields,
     config_from_json,
     pack_result,
-    pack_spec,
+    pack_specs,
     pack_time,
     unpack_result,
-    unpack_spec,
+    unpack_specs,
     unpack_time,
 )
 
@@ -59,7 +61,7 @@ def test_content_that_ends_too_early_is_an_error() -> None:
             Unpacker(content[:length]).column()
 
 
-def test_a_sequence_with_every_field_set() -> None:
+def test_sequences_with_every_field_set() -> None:
     spec = SequenceSpec(
         sequence_id=7,
         prompt=(5, 70_000, 3),
@@ -73,8 +75,12 @@ def test_a_sequence_with_every_field_set() -> None:
         deadline_ns=12,
     )
     packer = Packer()
-    pack_spec(packer, spec)
-    assert unpack_spec(Unpacker(packer.take())) == spec
+    pack_specs(packer, (spec,))
+    alone = packer.take()
+    assert unpack_specs(Unpacker(alone)) == (spec,)
+    group = (spec, replace(spec, seed=3), replace(spec, prompt=(1,)))
+    pack_specs(packer, group)
+    assert unpack_specs(Unpacker(packer.take())) == group
 
 
 def test_a_result_keeps_all_that_the_core_looks_at() -> None:

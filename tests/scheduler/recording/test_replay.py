@@ -14,8 +14,9 @@ from hypothesis import HealthCheck, settings
 from hypothesis.stateful import run_state_machine_as_test
 
 from scheduler.core.config import CoreConfig
+from scheduler.core.drop_prefix import PrefixSelection
 from scheduler.core.plan import StepPlan
-from scheduler.core.result import StepResult
+from scheduler.core.result import EndReason, StepResult
 from scheduler.core.scheduler import Scheduler
 from scheduler.core.sequence import SequenceSpec
 from scheduler.recording.errors import RecordingError
@@ -23,7 +24,7 @@ from scheduler.recording.plans import PlanImage
 from scheduler.recording.reader import Call, Recording
 from scheduler.recording.recorded_scheduler import RecordedScheduler
 from scheduler.recording.replay import Difference, perform, replay
-from scheduler.recording.verbs import SCHEDULE, UPDATE
+from scheduler.recording.verbs import SCHEDULE, UPDATE, VERBS
 from scheduler.recording.writer import RecordingWriter
 from tests.scheduler.core.lab import Lab
 from tests.scheduler.core.random_run import random_run
@@ -200,6 +201,42 @@ def test_refused_calls_are_recorded_too(tmp_path: Path) -> None:
     (call,) = Recording(tmp_path / "run.rec").calls()
     assert call.verb is UPDATE and call.arguments[0].step_id == 9
     assert replay(Recording(tmp_path / "run.rec")).difference is None
+
+
+def test_every_verb_replays(tmp_path: Path) -> None:
+    """Groups share a prompt, rates are passed by name, and dropped prefixes are found no more."""
+    config = CoreConfig(
+        num_blocks=16, num_host_blocks=4, block_size=4, max_num_seqs=4, max_num_batched_tokens=16, model_key=b"toy"
+    )
+    writer = RecordingWriter(tmp_path / "run.rec", config, on_failure=fail)
+    core = RecordedScheduler(config, writer)
+    prompt = tuple(range(1, 10))
+
+    def serve(first_id: int) -> None:
+        core.add_group(
+            tuple(SequenceSpec(sequence_id=first_id + i, prompt=prompt, max_tokens=3, seed=i) for i in range(3))
+        )
+        while isinstance(plan := core.schedule(), StepPlan):
+            tokens = (7,) * sum(plan.max_samples)
+            core.update(StepResult(epoch=core.epoch, step_id=plan.step_id, num_sampled=plan.max_samples, tokens=tokens))
+
+    core.set_rates(prefill_tokens_per_s=1000, copy_bytes_per_s=1 << 30)
+    serve(1)
+    assert core.drop_prefix(PrefixSelection(cache_salt=""))[0] > 0
+    serve(4)
+    core.requeue_all(8, 2)
+    serve(7)
+    core.add(SequenceSpec(sequence_id=10, prompt=prompt, max_tokens=3, deadline_ns=5))
+    core.add(SequenceSpec(sequence_id=11, prompt=prompt, max_tokens=3))
+    core.add(SequenceSpec(sequence_id=12, prompt=prompt, max_tokens=3))
+    core.expire(5)
+    core.finish(11, EndReason.ABORT)
+    core.finish_all(EndReason.WORKER_LOST)
+    writer.close()
+    assert {call.verb for call in Recording(tmp_path / "run.rec").calls()} == set(VERBS.values())
+    assert core.counters.forks > 0
+    verdict = replay(Recording(tmp_path / "run.rec"))
+    assert verdict.difference is None and verdict.num_steps == core.counters.steps
 
 
 def test_nothing_is_overwritten(lab: Lab, tmp_path: Path) -> None:

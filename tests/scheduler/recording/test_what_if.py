@@ -67,6 +67,16 @@ def test_fewer_blocks_mean_more_preemptions_and_the_same_outputs(busy: Study) ->
     assert percentile(after.ttft_ns, 95) > percentile(before.ttft_ns, 95)
 
 
+def test_a_host_pool_turns_recomputing_into_swapping_and_copies_take_time(busy: Study) -> None:
+    tight = what_if_config(CONFIG, {"num_blocks": 24, "preemption_mode": "swap"})
+    recomputing, swapping = busy.run(tight), busy.run(replace(tight, num_host_blocks=64))
+    assert recomputing.counters["preemptions_swap"] == 0 < swapping.counters["preemptions_swap"]
+    assert swapping.counters["recomputed_tokens"] < recomputing.counters["recomputed_tokens"]
+    slow = busy.run(replace(tight, num_host_blocks=64, bytes_per_block=1 << 26))
+    assert slow.output_tokens_per_s < swapping.output_tokens_per_s
+    assert slow.ends == swapping.ends == busy.recorded.ends
+
+
 def test_fewer_rows_mean_a_longer_queue(busy: Study) -> None:
     before, after = busy.run(CONFIG), busy.run(replace(CONFIG, max_num_seqs=2))
     assert percentile(after.queue_ns, 50) > 2 * percentile(before.queue_ns, 50)
