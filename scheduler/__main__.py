@@ -18,6 +18,7 @@ from scheduler.config import ConfigError
 from scheduler.flags import parse
 from scheduler.frontend.errors import ModelLoadError
 from scheduler.frontend.tokenizer import load_tokenizer
+from scheduler.recording.errors import RecordingError
 from scheduler.server import PortInUseError, serve
 
 
@@ -31,7 +32,7 @@ def main() -> int:
     except (ConfigError, ModelLoadError) as error:
         print(f"scheduler: {error}", file=sys.stderr)
         return 2
-    except PortInUseError as error:
+    except (PortInUseError, RecordingError) as error:
         print(f"scheduler: {error}", file=sys.stderr)
         return 1
 

@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
+from typing import Literal, cast
 
 import structlog
 
 from scheduler import wire
 from scheduler.config import ConfigError, SchedulerConfig
 from scheduler.core.config import CoreConfig
+from scheduler.core.scheduler import Scheduler
 from scheduler.engine import Engine
 from scheduler.frontend import stats
 from scheduler.frontend.model_info import ModelInfo
 from scheduler.frontend.tokenizer import Tokenizer
+from scheduler.recording.recorded_scheduler import RecordedScheduler
+from scheduler.recording.writer import RecordingWriter
 
 # Blocks that admissions leave for the growth of what runs; fewer mean preemptions right after an admission.
 _WATERMARK_FRACTION = 0.01
@@ -25,7 +31,12 @@ def core_config(config: SchedulerConfig, capacity: wire.WorkerCapacity) -> CoreC
     """Limits of the core for this worker."""
     return CoreConfig(
         num_blocks=capacity.num_blocks,
+        num_host_blocks=capacity.num_host_blocks,
         block_size=capacity.block_size,
+        bytes_per_block=capacity.bytes_per_block,
+        policy=cast(Literal["priority", "fcfs"], config.scheduling_policy),
+        preemption_mode=cast(Literal["auto", "recompute", "swap"], config.preemption_mode),
+        max_overtakes=config.max_overtakes,
         max_num_seqs=config.max_num_seqs,
         max_num_batched_tokens=config.max_num_batched_tokens,
         max_plans_in_flight=config.max_plans_in_flight,
@@ -34,6 +45,24 @@ def core_config(config: SchedulerConfig, capacity: wire.WorkerCapacity) -> CoreC
         watermark=int(capacity.num_blocks * _WATERMARK_FRACTION),
         model_key=capacity.weights_digest,
     )
+
+
+@contextlib.contextmanager
+def open_core(config: SchedulerConfig, capacity: wire.WorkerCapacity) -> Iterator[Scheduler]:
+    """The core, recorded if --record says so; the recording is closed at the end. Raises RecordingError."""
+    limits = core_config(config, capacity)
+    if config.record is None:
+        yield Scheduler(limits)
+        return
+
+    def failed(error: OSError) -> None:
+        log.error("the recording ends here", file=config.record, why=str(error))
+
+    writer = RecordingWriter(Path(config.record), limits, on_failure=failed)
+    try:
+        yield RecordedScheduler(limits, writer)
+    finally:
+        writer.close()
 
 
 def model_info(config: SchedulerConfig, capacity: wire.WorkerCapacity, tokenizer: Tokenizer) -> ModelInfo:

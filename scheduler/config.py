@@ -24,9 +24,13 @@ class SchedulerConfig:
     max_num_batched_tokens: int = 512
     max_plans_in_flight: int = 2
     max_num_waiting: int = 4096
+    max_overtakes: int = 8
+    scheduling_policy: str = "priority"
+    preemption_mode: str = "auto"
     enable_prefix_caching: bool = True
     worker_grace: float = 60.0
     drain_grace: float = 30.0
+    record: str | None = None
     log_level: str = "info"
     log_format: str = "auto"
 
@@ -35,6 +39,9 @@ class SchedulerConfig:
             raise ConfigError("--model is required")
         self._at_least("max_num_seqs", 1)
         self._at_least("max_num_waiting", 1)
+        self._at_least("max_overtakes", 0)
+        self._one_of("scheduling_policy", ("priority", "fcfs"))
+        self._one_of("preemption_mode", ("auto", "recompute", "swap"))
         self._at_least("max_num_batched_tokens", self.max_num_seqs, "--max-num-seqs")
         self._at_least("worker_grace", 0)
         self._at_least("drain_grace", 0)
@@ -44,6 +51,11 @@ class SchedulerConfig:
             raise ConfigError(f"--max-plans-in-flight must be 1 or 2, is {self.max_plans_in_flight}")
         if not 0 <= self.port <= 65535:
             raise ConfigError(f"--port must be in [0, 65535], is {self.port}")
+
+    def _one_of(self, field: str, values: tuple[str, ...]) -> None:
+        if getattr(self, field) not in values:
+            flag = "--" + field.replace("_", "-")
+            raise ConfigError(f"{flag} must be one of {', '.join(values)}, is {getattr(self, field)!r}")
 
     def _at_least(self, field: str, limit: float, why: str = "") -> None:
         value = getattr(self, field)

@@ -19,12 +19,12 @@ from dataclasses import dataclass
 import structlog
 
 from scheduler import wire
-from scheduler.core.config import CoreConfig
 from scheduler.core.errors import ResultMismatchError, SchedulerError
 from scheduler.core.plan import StepPlan
-from scheduler.core.result import End, EndReason, StepOutput
+from scheduler.core.result import End, EndReason, StepOutput, StepResult
 from scheduler.core.scheduler import Scheduler
 from scheduler.messages import Add, Cancel, Rejected, Started, StepUpdate
+from scheduler.rates import RateMeter
 from scheduler.step_feed import StepFeed
 from scheduler.worker_client import WorkerClient, WorkerSession, WorkerUnavailableError
 
@@ -37,10 +37,9 @@ log = structlog.get_logger()
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineConfig:
-    """core: limits of the core. max_model_len: tokens of a sequence. worker_grace_s: seconds that requests wait for a
-    worker that was lost before they fail."""
+    """max_model_len: tokens of a sequence. worker_grace_s: seconds that requests wait for a worker that was lost before
+    they fail."""
 
-    core: CoreConfig
     max_model_len: int
     worker_grace_s: float
 
@@ -54,19 +53,22 @@ class Engine:
 
     def __init__(
         self,
+        core: Scheduler,
         config: EngineConfig,
         worker: WorkerClient,
         capacity: wire.WorkerCapacity,
         *,
         on_session: Callable[[bool], None],
     ) -> None:
-        self.core = Scheduler(config.core)
+        self.core = core
         self.steps = StepFeed(self.core)
         self.num_sessions = 0
         self._config = config
         self._worker = worker
         self._capacity = capacity
         self._on_session = on_session
+        self._rates = RateMeter(capacity.bytes_per_block)
+        self._sent: deque[StepPlan] = deque()
         self._inbox: deque[Add | Cancel] = deque()
         self._wake = asyncio.Event()
         self._session: WorkerSession | None = None
@@ -114,7 +116,9 @@ class Engine:
         ends: list[End] = []
         self._drain_inbox(rejected)
         outputs = self._settle_results()
-        ends += self.core.expire(now_ns)
+        deadline_ns = self.core.next_deadline_ns
+        if deadline_ns is not None and deadline_ns <= now_ns:
+            ends += self.core.expire(now_ns)
         ends += self._notice_loss(now_ns)
         ends += self._adopt_session()
         ends += self._fail_after_grace(now_ns)
@@ -128,11 +132,11 @@ class Engine:
                 self.core.finish(message.sequence_id, EndReason.ABORT)
                 continue
             try:
-                self.core.add(message.spec)
+                self.core.add_group(message.specs)
             except SchedulerError as error:
                 rejected.append(
                     Rejected(
-                        sequence_id=message.spec.sequence_id,
+                        sequence_id=message.specs[0].sequence_id,
                         kind=type(error).__name__,
                         message=str(error),
                         field=error.field,
@@ -154,7 +158,16 @@ class Engine:
                 session.end(str(error))
                 break
             self._fruitless_sessions = 0
+            self._learn(self._sent.popleft(), result)
         return outputs
+
+    def _learn(self, plan: StepPlan, result: StepResult) -> None:
+        """Tells the core what computing and copying cost, when that has changed."""
+        rates = self._rates.observe(plan, result)
+        if rates is not None:
+            self.core.set_rates(
+                prefill_tokens_per_s=rates.prefill_tokens_per_s, copy_bytes_per_s=rates.copy_bytes_per_s
+            )
 
     def _notice_loss(self, now_ns: int) -> tuple[End, ...]:
         session = self._session
@@ -162,10 +175,14 @@ class Engine:
             return ()
         log.warning("worker lost", worker=self._worker.address, why=session.ended, running=self.core.num_running)
         self._session = None
+        self._sent.clear()
         self._lost_at_ns = now_ns
         self._fruitless_sessions += self.core.num_running > 0
         self._on_session(False)
-        return self.core.requeue_all(self._capacity.num_blocks)
+        return self._requeue_all(self._capacity)
+
+    def _requeue_all(self, capacity: wire.WorkerCapacity) -> tuple[End, ...]:
+        return self.core.requeue_all(capacity.num_blocks, capacity.num_host_blocks)
 
     def _adopt_session(self) -> tuple[End, ...]:
         """Takes over a session that the connector opened, with the block pool that its worker has."""
@@ -174,8 +191,9 @@ class Engine:
         capacity, session = self._next_session
         self._next_session = None
         ends: tuple[End, ...] = ()
-        if capacity.num_blocks != self._capacity.num_blocks:
-            ends = self.core.requeue_all(capacity.num_blocks)
+        before = self._capacity
+        if (capacity.num_blocks, capacity.num_host_blocks) != (before.num_blocks, before.num_host_blocks):
+            ends = self._requeue_all(capacity)
         self._capacity = capacity
         self._session = session
         session.epoch = self.core.epoch
@@ -210,6 +228,7 @@ class Engine:
                 for admission in plan.admissions
             ]
             self.steps.planned(plan)
+            self._sent.append(plan)
             await self._session.send(plan)
         return started
 
@@ -246,8 +265,9 @@ class Engine:
             raise wire.CapacityError("the worker serves another model or configuration than the one before")
         limits = wire.SessionLimits(
             num_blocks=capacity.num_blocks,
-            num_rows=self._config.core.max_num_seqs,
-            max_num_batched_tokens=self._config.core.max_num_batched_tokens,
+            num_host_blocks=capacity.num_host_blocks,
+            num_rows=self.core.config.max_num_seqs,
+            max_num_batched_tokens=self.core.config.max_num_batched_tokens,
             max_model_len=self._config.max_model_len,
         )
         session = await self._worker.open_session(capacity, limits, self._wake.set)

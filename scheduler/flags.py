@@ -45,9 +45,26 @@ def parser() -> argparse.ArgumentParser:
     flag("--max-num-batched-tokens", "tokens computed per step, the token budget", type=int, metavar="N")
     flag("--max-plans-in-flight", "plans sent ahead of their results: 1 or 2", type=int, metavar="N")
     flag("--max-num-waiting", "sequences that wait, before more are refused", type=int, metavar="N")
+    flag(
+        "--scheduling-policy",
+        "priority serves lower priorities first and preempts for them; fcfs looks at arrival alone",
+        choices=["priority", "fcfs"],
+    )
+    flag(
+        "--max-overtakes",
+        "how often a sequence that waits for blocks may be passed by others that fit",
+        type=int,
+        metavar="N",
+    )
+    flag(
+        "--preemption-mode",
+        "auto takes what costs less time; swap copies to the worker's host memory while it has room; recompute never",
+        choices=["auto", "recompute", "swap"],
+    )
     flag("--enable-prefix-caching", "share blocks of equal prefixes", action=argparse.BooleanOptionalAction)
     flag("--worker-grace", "seconds that requests wait for a lost worker", type=float, metavar="SECONDS")
     flag("--drain-grace", "seconds that running requests get after SIGTERM", type=float, metavar="SECONDS")
+    flag("--record", "file to record the core's inputs to, for `octavo replay`; must not exist yet", metavar="FILE")
     flag("--log-level", "least level logged", choices=["debug", "info", "warning", "error"])
     flag("--log-format", "auto is console on a terminal, else json", choices=["auto", "json", "console"])
     return parser

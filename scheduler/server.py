@@ -7,6 +7,7 @@ because no request could be validated before.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import signal
 from collections.abc import Coroutine
 from typing import Any, TypeVar
@@ -18,7 +19,7 @@ from grpc_reflection.v1alpha import reflection
 
 from octavo.serving.v1 import admin_pb2, admin_pb2_grpc, generation_pb2, generation_pb2_grpc
 from scheduler import wire
-from scheduler.assembly import core_config, model_info, read_stats
+from scheduler.assembly import model_info, open_core, read_stats
 from scheduler.channel import SERVER_OPTIONS
 from scheduler.config import SchedulerConfig
 from scheduler.engine import Engine, EngineConfig
@@ -92,6 +93,7 @@ async def serve(config: SchedulerConfig, tokenizer: Tokenizer) -> int:
         port = server.add_insecure_port(f"{config.host}:{config.port}")
     except RuntimeError as error:
         raise PortInUseError(f"cannot listen on {config.host}:{config.port}: choose another --port") from error
+    cleanup = contextlib.ExitStack()
     signals = _Signals()
     worker = WorkerClient(config.worker)
     try:
@@ -100,12 +102,10 @@ async def serve(config: SchedulerConfig, tokenizer: Tokenizer) -> int:
             return 0
         model = model_info(config, capacity, tokenizer)
         health_reporter = _Health(server)
+        core = cleanup.enter_context(open_core(config, capacity))
         engine = Engine(
-            EngineConfig(
-                core=core_config(config, capacity),
-                max_model_len=model.max_model_len,
-                worker_grace_s=config.worker_grace,
-            ),
+            core,
+            EngineConfig(max_model_len=model.max_model_len, worker_grace_s=config.worker_grace),
             worker,
             capacity,
             on_session=health_reporter.set,
@@ -125,6 +125,7 @@ async def serve(config: SchedulerConfig, tokenizer: Tokenizer) -> int:
     finally:
         await server.stop(None)
         await worker.close()
+        cleanup.close()
 
 
 async def _drain(

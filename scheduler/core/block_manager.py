@@ -68,7 +68,7 @@ class BlockManager:
         return self.pool.num_available - sum(self.pool.is_cached(block) for block in hits)
 
     def fork(self, leader: LiveSequence, child: LiveSequence, own_block: int) -> None:
-        """Gives a child the leader's blocks before the prompt's last token, by reference, and a block of its own there."""
+        """Gives a child the leader's blocks before the prompt's last token, by reference, and its own block there."""
         child.blocks = leader.blocks[: (len(child.spec.prompt) - 1) // self._block_size]
         for block in child.blocks:
             self.pool.share(block)

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 @dataclass(slots=True, kw_only=True)
 class Counters:
-    """preemptions: sequences that lost their row for want of blocks, or to one that goes first; preemptions_swap: those of
-    them whose KV went to the host pool. forks: sequences that got their prompt's KV from another of their request.
+    """preemptions: sequences that lost their row for want of blocks, or to one that goes first. preemptions_swap: those
+    of them whose KV went to the host pool. forks: sequences that got their prompt's KV from another of their request.
 
     Whenever no plan is in flight, computed_tokens == kept_tokens + recomputed_tokens + wasted_tokens.
 

@@ -1,8 +1,8 @@
 """What one step is made of: the plan that goes to the worker, and what `schedule` may answer instead of one.
 
 A plan is packed columns and diffs. Its parts are applied in the order of their fields: releases, copies, admissions,
-table edits, scheduled tokens. Columns that belong together have the same length. Plans are immutable and compare by value, so
-two runs of the core can be compared plan by plan.
+table edits, scheduled tokens. Columns that belong together have the same length. Plans are immutable and compare by
+value, so two runs of the core can be compared plan by plan.
 """
 
 from __future__ import annotations

@@ -23,7 +23,7 @@ class PlannedRow(NamedTuple):
 class PlanInFlight:
     """A plan whose result is not back. Results are read against these rows, not against what the rows hold by then.
 
-    clock: the decode batch's when the plan was made. decodes: the columns that come first in the plan; rows: the others.
+    clock: the decode batch's when the plan was made. decodes: the columns that come first; rows: those that follow.
     gone: members of `decodes` that have left the batch since, by sequence id; they are settled one by one.
     """
 

@@ -29,7 +29,7 @@ class Rates:
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """A running sequence that could be preempted: its computed tokens, and the blocks that this would make available."""
+    """A running sequence that could be preempted: its computed tokens, and how many blocks that would free."""
 
     sequence: LiveSequence
     num_computed: int

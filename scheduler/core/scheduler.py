@@ -24,6 +24,7 @@ from scheduler.core.config import CoreConfig
 from scheduler.core.counters import Counters
 from scheduler.core.deadlines import Deadlines
 from scheduler.core.decode_batch import DecodeBatch
+from scheduler.core.drop_prefix import PrefixSelection, drop_prefix
 from scheduler.core.forks import Group
 from scheduler.core.history import DecisionKind
 from scheduler.core.host_pool import HostPool
@@ -143,6 +144,10 @@ class Scheduler:
         ends = [self.finish(sequence_id, EndReason.DEADLINE) for sequence_id in self._deadlines.pop_expired(now_ns)]
         return tuple(end for end in ends if end is not None)
 
+    def drop_prefix(self, selection: PrefixSelection) -> tuple[int, int]:
+        """Makes cached prefixes unfindable; returns how many blocks were dropped, and how many stay, being in use."""
+        return drop_prefix(self.blocks, selection)
+
     def set_rates(self, *, prefill_tokens_per_s: int, copy_bytes_per_s: int) -> None:
         """Tells the preemption policy what was measured. Both at least 1."""
         self._policy.rates = Rates(prefill_tokens_per_s=prefill_tokens_per_s, copy_bytes_per_s=copy_bytes_per_s)
@@ -189,7 +194,7 @@ class Scheduler:
     def requeue_all(self, num_blocks: int, num_host_blocks: int = 0) -> tuple[End, ...]:
         """The worker and all it held are gone: every sequence waits again, from its settled tokens, at its old place.
 
-        num_blocks, num_host_blocks: of the worker that comes next. Sequences that can never fit into it end with CAPACITY.
+        num_blocks, num_host_blocks: of the worker that comes next. What can never fit into it ends with CAPACITY.
         """
         self.epoch += 1
         self.counters.wasted_tokens += sum(plan.num_tokens for plan in self._in_flight)
@@ -557,8 +562,8 @@ class Scheduler:
         self._decoding.settled = self._in_flight.popleft().clock + 1
 
     def _settle_flagged(self, plan: PlanInFlight, result: StepResult, settlement: Settlement) -> None:
-        """Books a result row by row. Flagged rows come first, those of ended sequences too: a sharer's token of this very
-        plan, whatever its row, is not to be trusted either."""
+        """Books a result row by row. Flagged rows come first, those of ended sequences too: a sharer's token of this
+        very plan, whatever its row, is not to be trusted either."""
         for sequence in plan.decodes.sequences:
             if sequence.spec.sequence_id not in plan.gone:
                 self._stop_decoding(sequence)

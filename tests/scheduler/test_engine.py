@@ -11,6 +11,7 @@ import pytest
 from octavo.worker.v1alpha1 import worker_pb2 as pb
 from scheduler.core.config import CoreConfig
 from scheduler.core.result import End, EndReason
+from scheduler.core.scheduler import Scheduler
 from scheduler.core.sequence import SequenceSpec
 from scheduler.engine import Engine, EngineConfig
 from scheduler.messages import Add, Cancel, Rejected, StepUpdate
@@ -62,7 +63,8 @@ async def running_engine(worker: ScriptedWorker, *, plans: int = 2, grace_s: flo
     )
     listener = Listener()
     engine = Engine(
-        EngineConfig(core=core, max_model_len=256, worker_grace_s=grace_s),
+        Scheduler(core),
+        EngineConfig(max_model_len=256, worker_grace_s=grace_s),
         client,
         capacity,
         on_session=listener.on_session,
@@ -78,7 +80,7 @@ async def running_engine(worker: ScriptedWorker, *, plans: int = 2, grace_s: flo
 
 
 def spec(sequence_id: int = 1, *, prompt: int = 6, max_tokens: int = 5) -> Add:
-    return Add(spec=SequenceSpec(sequence_id=sequence_id, prompt=tuple(range(prompt)), max_tokens=max_tokens))
+    return Add(specs=(SequenceSpec(sequence_id=sequence_id, prompt=tuple(range(prompt)), max_tokens=max_tokens),))
 
 
 @pytest.mark.parametrize("plans", [1, 2])
