@@ -14,9 +14,9 @@ from scheduler.core.sequence import SequenceSpec
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Add:
-    """A sequence to serve."""
+    """The sequences of one request, by their index; they are accepted all or none."""
 
-    spec: SequenceSpec
+    specs: tuple[SequenceSpec, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,9 +36,10 @@ class Started:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rejected:
-    """A sequence was refused by the core and holds nothing.
+    """The sequences of an Add were refused by the core and hold nothing.
 
-    kind: class name of the domain error (`scheduler.core.errors`). field, value, limit: what was wrong with what.
+    sequence_id: of the first one; it stands for all. kind: class name of the domain error (`scheduler.core.errors`).
+    field, value, limit: what was wrong with what.
     """
 
     sequence_id: int

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from scheduler.frontend.stream import Stream
@@ -21,10 +21,6 @@ class LiveRequest:
     arrival_ns: int | None = None
 
     @classmethod
-    def of(cls, streams: Sequence[Stream]) -> LiveRequest:
-        """The request of one or more streams."""
-        return cls(
-            request_id=streams[0].request_id,
-            sequence_ids={index: stream.spec.sequence_id for index, stream in enumerate(streams)},
-            arrival_ns=streams[0].arrival_ns,
-        )
+    def of(cls, stream: Stream) -> LiveRequest:
+        """The request of a stream."""
+        return cls(request_id=stream.request_id, sequence_ids=stream.live_sequence_ids, arrival_ns=stream.arrival_ns)

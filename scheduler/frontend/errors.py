@@ -96,7 +96,7 @@ class DrainingError(RequestError):
 
 
 class RejectedError(RequestError):
-    """The core refused the sequence."""
+    """The core refused the request."""
 
     def __init__(self, rejected: Rejected) -> None:
         super().__init__(rejected.message)
@@ -130,7 +130,7 @@ class Status:
 
 _FAULTS_OF_THE_REQUEST: Final = frozenset({InvalidSequenceError.__name__, NeverFitsError.__name__})
 # Where the core's fields are in a request.
-_PUBLIC_FIELDS: Final = {"max_tokens": "sampling_params.max_tokens"}
+_PUBLIC_FIELDS: Final = {"max_tokens": "sampling_params.max_tokens", "n": "sampling_params.n"}
 
 _END_MESSAGES: Final[dict[EndReason, str]] = {
     EndReason.ABORT: "the request was aborted",

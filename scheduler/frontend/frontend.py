@@ -1,10 +1,12 @@
 """The front end: from a request to a stream of deltas.
 
-Owns the live streams and the request ids in use. It talks to the engine through the values of `scheduler.messages`
+Owns the live requests, by id, and their sequences. It talks to the engine through the values of `scheduler.messages`
 alone: `send` takes them down, `deliver` brings one update per step up. Every method runs on one event loop; only the
 tokenisation of long prompts leaves it, for a thread.
 
-Invariant: a sequence is in `_streams` from its Add until its end, its refusal or its Cancel, whichever comes first.
+Invariants: a request is in `_requests` from its arrival until all its sequences have ended, one has ended badly, it was
+refused or its caller has gone. A sequence is in `_places` from its Add until its end, its refusal or its Cancel,
+whichever comes first, and never without its request.
 """
 
 from __future__ import annotations
@@ -15,6 +17,8 @@ import random
 import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from dataclasses import replace
+from functools import partial
 from typing import Final
 
 from scheduler.core.sequence import SequenceSpec
@@ -30,6 +34,7 @@ from scheduler.messages import Add, Cancel, StepUpdate
 
 # Tokenising runs at 1 to 5 characters per microsecond; below this a thread costs more than it saves the event loop.
 _INLINE_CHARACTERS: Final = 4096
+_SEED_BITS: Final = 64
 
 
 class Frontend:
@@ -50,8 +55,10 @@ class Frontend:
         self.model = model
         self._send = send
         self._clock_ns = clock_ns
-        self._streams: dict[int, Stream] = {}
-        self._request_ids: set[str] = set()
+        # By request id; None while the request is being tokenised.
+        self._requests: dict[str, Stream | None] = {}
+        # By sequence id: its stream, and its index there.
+        self._places: dict[int, tuple[Stream, int]] = {}
         self._sequence_ids = itertools.count(1)
         self._seeds = random.Random()
         self._draining = False
@@ -59,15 +66,12 @@ class Frontend:
     @property
     def num_live(self) -> int:
         """Requests that are being tokenised, wait or run."""
-        return len(self._request_ids)
+        return len(self._requests)
 
     def requests(self) -> list[LiveRequest]:
         """All live requests in order of arrival, those that are still being tokenised last."""
-        grouped: dict[str, list[Stream]] = {}
-        for stream in self._streams.values():
-            grouped.setdefault(stream.request_id, []).append(stream)
-        ready = [LiveRequest.of(streams) for streams in grouped.values()]
-        return ready + [LiveRequest(request_id=id_) for id_ in sorted(self._request_ids.difference(grouped))]
+        ready = [LiveRequest.of(stream) for stream in self._requests.values() if stream is not None]
+        return ready + [LiveRequest(request_id=id_) for id_, stream in self._requests.items() if stream is None]
 
     def drain(self) -> None:
         """Refuses new requests from now on; the live ones go on."""
@@ -84,39 +88,52 @@ class Frontend:
             raise DrainingError
         if request.model and request.model != self.model.served_model_name:
             raise UnknownModelError(model=request.model, served=self.model.served_model_name)
-        if request.request_id in self._request_ids:
+        if request.request_id in self._requests:
             raise DuplicateRequestError(request.request_id)
-        self._request_ids.add(request.request_id)  # before the first await, so that two cannot both get it
+        self._requests[request.request_id] = None  # before the first await, so that two cannot both get it
         try:
             stream = await self._prepare(request, arrival_ns, deadline_ns)
         except BaseException:
-            self._request_ids.discard(request.request_id)
+            del self._requests[request.request_id]
             raise
-        self._streams[stream.spec.sequence_id] = stream
+        self._requests[request.request_id] = stream
+        self._places.update((spec.sequence_id, (stream, index)) for index, spec in enumerate(stream.specs))
         try:
-            self._send(Add(spec=stream.spec))
+            self._send(Add(specs=stream.specs))
             yield stream
         finally:
-            if self._release(stream.spec.sequence_id) is not None:
-                self._send(Cancel(sequence_id=stream.spec.sequence_id))
+            self._cancel(stream)
 
     def deliver(self, update: StepUpdate) -> None:
         """Takes what one step brought. Sequences that are no longer live here are ignored."""
-        now_ns, streams = update.now_ns, self._streams
+        now_ns, places = update.now_ns, self._places
         for started in update.started:
-            if (stream := streams.get(started.sequence_id)) is not None:
-                stream.push_started(started.cached_tokens, now_ns)
+            if (place := places.get(started.sequence_id)) is not None:
+                stream, index = place
+                stream.push_started(index, started.cached_tokens, now_ns)
         for rejected in update.rejected:
-            if (stream := self._release(rejected.sequence_id)) is not None:
+            if (place := places.get(rejected.sequence_id)) is not None:
+                stream, _ = place
                 stream.push_error(RejectedError(rejected))
-        for place, (sequence_id, token_id) in enumerate(zip(update.sequence_ids, update.token_ids, strict=True)):
-            if (stream := streams.get(sequence_id)) is not None:
-                stream.push_token(token_id, now_ns)
+                self._release(stream)
+        for column, (sequence_id, token_id) in enumerate(zip(update.sequence_ids, update.token_ids, strict=True)):
+            if (place := places.get(sequence_id)) is not None:
+                stream, index = place
+                stream.push_token(index, token_id, now_ns)
                 if update.logprobs:
-                    stream.push_logprob(token_id, update.logprobs[place], _top(update, place))
+                    stream.push_logprob(index, token_id, update.logprobs[column], _top(update, column))
+        self._deliver_ends(update)
+
+    def _deliver_ends(self, update: StepUpdate) -> None:
+        touched: list[Stream] = []
         for end in update.ends:
-            if (stream := self._release(end.sequence_id)) is not None:
-                stream.push_end(end)
+            if (place := self._places.pop(end.sequence_id, None)) is not None:
+                stream, index = place
+                stream.push_end(index, end)
+                touched.append(stream)
+        for stream in touched:  # when all ends are in, so that what has just ended is not cancelled as well
+            if stream.is_over:
+                self._cancel(stream)
 
     async def _prepare(self, request: GenerateInput, arrival_ns: int, deadline_ns: int | None) -> Stream:
         validated = validate(
@@ -128,8 +145,8 @@ class Frontend:
         )
         return Stream(
             request_id=request.request_id,
-            spec=self._spec(validated, deadline_ns),
-            detokenizer=self.tokenizer.detokenizer(skip_special_tokens=validated.skip_special_tokens),
+            specs=self._specs(validated, deadline_ns),
+            make_detokenizer=partial(self.tokenizer.detokenizer, skip_special_tokens=validated.skip_special_tokens),
             arrival_ns=arrival_ns,
         )
 
@@ -139,29 +156,40 @@ class Frontend:
             return encode_prompt(prompt, self.tokenizer)
         return await asyncio.to_thread(encode_prompt, prompt, self.tokenizer)
 
-    def _spec(self, validated: ValidatedRequest, deadline_ns: int | None) -> SequenceSpec:
-        return SequenceSpec(
+    def _specs(self, validated: ValidatedRequest, deadline_ns: int | None) -> tuple[SequenceSpec, ...]:
+        """One per sequence: sequence i draws as one alone with seed + i would."""
+        first = SequenceSpec(
             sequence_id=next(self._sequence_ids),
             prompt=validated.prompt,
             max_tokens=validated.max_tokens,
             stop_token_ids=validated.stop_token_ids,
             sampling=validated.sampling,
-            seed=self._seeds.getrandbits(64) if validated.seed is None else validated.seed,
+            seed=self._seeds.getrandbits(_SEED_BITS) if validated.seed is None else validated.seed,
             tenant=validated.tenant,
             priority=validated.priority,
             cache_salt=validated.cache_salt,
             deadline_ns=deadline_ns,
         )
+        others = (
+            replace(first, sequence_id=next(self._sequence_ids), seed=(first.seed + index) % (1 << _SEED_BITS))
+            for index in range(1, validated.n)
+        )
+        return (first, *others)
 
-    def _release(self, sequence_id: int) -> Stream | None:
-        """Takes a sequence off the books; None if it was not on them."""
-        stream = self._streams.pop(sequence_id, None)
-        if stream is not None:
-            self._request_ids.discard(stream.request_id)
-        return stream
+    def _cancel(self, stream: Stream) -> None:
+        """Takes a request off the books, and cancels those of its sequences that have not ended."""
+        for sequence_id in self._release(stream):
+            self._send(Cancel(sequence_id=sequence_id))
+
+    def _release(self, stream: Stream) -> list[int]:
+        """Takes a request off the books. Returns its sequences that were still on them; none the second time."""
+        if self._requests.get(stream.request_id) is stream:  # the id may be another request's by now
+            del self._requests[stream.request_id]
+        ids = [spec.sequence_id for spec in stream.specs]
+        return [sequence_id for sequence_id in ids if self._places.pop(sequence_id, None) is not None]
 
 
-def _top(update: StepUpdate, place: int) -> tuple[tuple[int, float], ...]:
+def _top(update: StepUpdate, column: int) -> tuple[tuple[int, float], ...]:
     if not update.top_tokens:
         return ()
-    return tuple(zip(update.top_tokens[place], update.top_logprobs[place], strict=True))
+    return tuple(zip(update.top_tokens[column], update.top_logprobs[column], strict=True))

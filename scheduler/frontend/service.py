@@ -26,7 +26,8 @@ from scheduler.core.result import EndReason
 from scheduler.frontend.errors import ERROR_DOMAIN, INTERNAL, RequestError, Status, status_of
 from scheduler.frontend.frontend import Frontend
 from scheduler.frontend.request import ChatPrompt, GenerateInput, Prompt, SamplingInput, TextPrompt, TokenPrompt
-from scheduler.frontend.stream import Delta, Stream, TokenLogprob, Usage
+from scheduler.frontend.sequence_output import Delta, TokenLogprob
+from scheduler.frontend.stream import Piece, Usage
 
 _LOG = structlog.get_logger(__name__)
 # A status travels in HTTP/2 headers, of which receivers take 8 KiB by default.
@@ -75,22 +76,22 @@ class GenerationServicer(generation_pb2_grpc.GenerationServiceServicer):
             except RequestError as error:
                 log.info("request refused", reason=status_of(error).reason, error=_cut(str(error), _MAX_MESSAGE_BYTES))
                 raise
-            spec = stream.spec
+            spec = stream.specs[0]
             log.info(
                 "request accepted",
-                sequence_id=spec.sequence_id,
+                sequence_ids=[each.sequence_id for each in stream.specs],
                 prompt_tokens=len(spec.prompt),
                 max_tokens=spec.max_tokens,
                 seed=spec.seed,
                 tenant=spec.tenant,
                 priority=spec.priority,
             )
-            reason = "CANCELLED"
+            reason, ends = "CANCELLED", set[str]()
             try:
-                async for delta in stream:
-                    await context.write(to_response(stream, delta))
-                    if delta.end is not None:
-                        reason = delta.end.reason.name
+                async for piece in stream:
+                    await context.write(to_response(stream.request_id, piece))
+                    ends |= {delta.end.reason.name for delta in piece.deltas if delta.end is not None}
+                reason = ", ".join(sorted(ends))
             except RequestError as error:
                 reason = status_of(error).reason
                 raise
@@ -130,17 +131,13 @@ def to_input(request: generation_pb2.GenerateRequest, request_id: str) -> Genera
     )
 
 
-def to_response(stream: Stream, delta: Delta) -> generation_pb2.GenerateResponse:
-    """The message of a delta."""
-    sequence = generation_pb2.SequenceDelta(
-        text=delta.text, token_ids=delta.token_ids, logprobs=[_logprob(entry) for entry in delta.logprobs]
+def to_response(request_id: str, piece: Piece) -> generation_pb2.GenerateResponse:
+    """The message of a piece."""
+    return generation_pb2.GenerateResponse(
+        request_id=request_id,
+        deltas=[_sequence_delta(delta) for delta in piece.deltas],
+        usage=None if piece.usage is None else _usage(piece.usage),
     )
-    if delta.end is not None:
-        sequence.finish_reason = _FINISH_REASONS[delta.end.reason]
-        if delta.end.stop_token_id is not None:
-            sequence.stop_token_id = delta.end.stop_token_id
-    usage = None if delta.usage is None else _usage(delta.usage)
-    return generation_pb2.GenerateResponse(request_id=stream.request_id, deltas=[sequence], usage=usage)
 
 
 def to_rpc_status(error: RequestError, status: Status) -> status_pb2.Status:
@@ -207,6 +204,20 @@ def _unknown_fields(message: Message, prefix: str) -> Iterator[str]:
             continue
         for child in value if descriptor.is_repeated else (value,):
             yield from _unknown_fields(child, f"{prefix}{descriptor.name}.")
+
+
+def _sequence_delta(delta: Delta) -> generation_pb2.SequenceDelta:
+    message = generation_pb2.SequenceDelta(
+        index=delta.index,
+        text=delta.text,
+        token_ids=delta.token_ids,
+        logprobs=[_logprob(entry) for entry in delta.logprobs],
+    )
+    if delta.end is not None:
+        message.finish_reason = _FINISH_REASONS[delta.end.reason]
+        if delta.end.stop_token_id is not None:
+            message.stop_token_id = delta.end.stop_token_id
+    return message
 
 
 def _logprob(entry: TokenLogprob) -> generation_pb2.TokenLogprob:

@@ -1,13 +1,13 @@
-"""The output of one sequence on its way to its caller.
+"""The output of one request, of all its sequences, on its way to its caller.
 
-The engine's side pushes tokens, at most one per step, and wakes the reader once; the reader takes all that has come
-since its last turn as one delta, so a slow one gets fewer and bigger deltas. What waits is bounded by max_tokens. Both
-sides run on one event loop.
+The engine's side pushes tokens, at most one per sequence and step, and wakes the reader once; the reader takes all that
+has come since its last turn as one piece, so a slow one gets fewer and bigger pieces. Both sides run on one event loop.
 """
 
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
@@ -15,17 +15,9 @@ from scheduler.core.result import End, EndReason
 from scheduler.core.sequence import SequenceSpec
 from scheduler.frontend.detokenizer import Detokenizer
 from scheduler.frontend.errors import RequestError, SequenceEndedError
+from scheduler.frontend.sequence_output import Delta, SequenceOutput
 
 _GOOD_ENDS: Final = (EndReason.STOP, EndReason.LENGTH)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TokenLogprob:
-    """Raw log probability of a token; top: (id, log probability) of the most likely ones at its place."""
-
-    token_id: int
-    logprob: float
-    top: tuple[tuple[int, float], ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,116 +33,117 @@ class Usage:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Delta:
-    """What is new. end and usage are set in the last one, and only there; end is STOP or LENGTH."""
+class Piece:
+    """What is new of a request. deltas: of each sequence that has news, by index. usage: in the last piece only."""
 
-    text: str
-    token_ids: tuple[int, ...]
-    logprobs: tuple[TokenLogprob, ...] = ()
-    end: End | None = None
+    deltas: tuple[Delta, ...]
     usage: Usage | None = None
 
 
 class Stream:
-    """An async iterator of deltas for one reader. Raises RequestError where the sequence ended badly, after the tokens
-    that it had until then."""
+    """An async iterator of pieces for one reader; it ends when all sequences have.
 
-    def __init__(self, *, request_id: str, spec: SequenceSpec, detokenizer: Detokenizer, arrival_ns: int) -> None:
+    Raises RequestError where a sequence ended badly, after the tokens that all had until then.
+
+    specs: the request's sequences by their index; make_detokenizer is called once for each. arrival_ns: when the
+    request came, on the engine's clock.
+    """
+
+    def __init__(
+        self,
+        *,
+        request_id: str,
+        specs: tuple[SequenceSpec, ...],
+        make_detokenizer: Callable[[], Detokenizer],
+        arrival_ns: int,
+    ) -> None:
         self.request_id = request_id
-        self.spec = spec
-        self._detokenizer = detokenizer
-        self._token_ids: list[int] = []
-        self._logprobs: list[TokenLogprob] = []
-        self._end: End | None = None
+        self.specs = specs
+        self.arrival_ns = arrival_ns
+        self._outputs = tuple(
+            SequenceOutput(index=index, spec=spec, detokenizer=make_detokenizer()) for index, spec in enumerate(specs)
+        )
+        self._num_open = len(specs)
         self._error: RequestError | None = None
         self._exhausted = False
         self._waiter: asyncio.Future[None] | None = None
-        self._cached_tokens = 0
-        self._num_tokens = 0
-        self._arrival_ns = arrival_ns
+        self._cached_tokens: int | None = None
         self._started_ns: int | None = None
         self._first_token_ns: int | None = None
         self._last_token_ns: int | None = None
 
     @property
     def num_tokens(self) -> int:
-        """Tokens that the engine has delivered so far."""
-        return self._num_tokens
+        """Tokens of all sequences that the engine has delivered so far."""
+        return sum(output.num_tokens for output in self._outputs)
 
     @property
-    def arrival_ns(self) -> int:
-        """When the request came, on the engine's clock."""
-        return self._arrival_ns
+    def is_over(self) -> bool:
+        """Whether nothing more can come: all sequences have ended, or one of them badly."""
+        return not self._num_open or self._error is not None
 
-    def push_started(self, cached_tokens: int, now_ns: int) -> None:
-        """Only the first admission counts: later ones follow a preemption or a worker's death."""
+    @property
+    def live_sequence_ids(self) -> dict[int, int]:
+        """Ids in the core of the sequences that have not ended, by their index."""
+        return {output.index: output.spec.sequence_id for output in self._outputs if output.end is None}
+
+    def push_started(self, index: int, cached_tokens: int, now_ns: int) -> None:
+        """Only first admissions count: later ones follow a preemption or a worker's death. What the other sequences
+        share with the first is not the prefix cache's doing."""
         if self._started_ns is None:
-            self._cached_tokens = cached_tokens
             self._started_ns = now_ns
+        if index == 0 and self._cached_tokens is None:
+            self._cached_tokens = cached_tokens
 
-    def push_token(self, token_id: int, now_ns: int) -> None:
+    def push_token(self, index: int, token_id: int, now_ns: int) -> None:
+        """Takes the next token of a sequence."""
         if self._first_token_ns is None:
             self._first_token_ns = now_ns
         self._last_token_ns = now_ns
-        self._num_tokens += 1
-        self._token_ids.append(token_id)
+        self._outputs[index].push_token(token_id)
         self._wake()
 
-    def push_logprob(self, token_id: int, logprob: float, top: tuple[tuple[int, float], ...]) -> None:
-        """Belongs to the token that was pushed last; dropped if the caller did not ask."""
-        asked = self.spec.sampling.num_logprobs
-        if asked is not None:
-            self._logprobs.append(TokenLogprob(token_id=token_id, logprob=logprob, top=top[:asked]))
+    def push_logprob(self, index: int, token_id: int, logprob: float, top: tuple[tuple[int, float], ...]) -> None:
+        """Belongs to the token of this sequence that was pushed last; dropped if the caller did not ask."""
+        self._outputs[index].push_logprob(token_id, logprob, top)
 
-    def push_end(self, end: End) -> None:
+    def push_end(self, index: int, end: End) -> None:
+        """Ends a sequence, and with a bad reason the request."""
+        output = self._outputs[index]
         if end.reason in _GOOD_ENDS:
-            self._end = end
+            output.end = end
+            self._num_open -= 1
+            self._wake()
         else:
-            self._error = SequenceEndedError(end.reason, self._num_tokens)
-        self._wake()
+            self.push_error(SequenceEndedError(end.reason, output.num_tokens))
 
     def push_error(self, error: RequestError) -> None:
-        self._error = error
+        """Ends the request; of several errors the first counts."""
+        if self._error is None:
+            self._error = error
         self._wake()
 
     def __aiter__(self) -> Stream:
         return self
 
-    async def __anext__(self) -> Delta:
-        if self._exhausted:
-            raise StopAsyncIteration
-        while not (self._token_ids or self._end or self._error):
+    async def __anext__(self) -> Piece:
+        while not self._exhausted:
+            if deltas := tuple(output.take() for output in self._outputs if output.has_news):
+                self._exhausted = not self._num_open
+                return Piece(deltas=deltas, usage=self._usage() if self._exhausted else None)
+            if self._error is not None:
+                self._exhausted = True
+                raise self._error
             self._waiter = asyncio.get_running_loop().create_future()
             await self._waiter
-        if self._error and not self._token_ids:
-            self._exhausted = True
-            raise self._error
-        return self._take()
-
-    def _take(self) -> Delta:
-        token_ids, self._token_ids = self._token_ids, []
-        logprobs, self._logprobs = self._logprobs, []
-        end = self._end
-        # The id that ended the sequence is among the ids, not in the text.
-        stopped = end is not None and end.stop_token_id is not None
-        text = self._detokenizer.feed(token_ids[:-1] if stopped else token_ids)
-        if end is not None:
-            self._exhausted = True
-            text += self._detokenizer.flush()
-        return Delta(
-            text=text,
-            token_ids=tuple(token_ids),
-            logprobs=tuple(logprobs),
-            end=end,
-            usage=None if end is None else self._usage(),
-        )
+        raise StopAsyncIteration
 
     def _usage(self) -> Usage:
         return Usage(
-            prompt_tokens=len(self.spec.prompt),
-            cached_tokens=self._cached_tokens,
-            completion_tokens=self._num_tokens,
-            queue_seconds=_seconds(self._arrival_ns, self._started_ns),
+            prompt_tokens=len(self.specs[0].prompt),
+            cached_tokens=self._cached_tokens or 0,
+            completion_tokens=self.num_tokens,
+            queue_seconds=_seconds(self.arrival_ns, self._started_ns),
             prefill_seconds=_seconds(self._started_ns, self._first_token_ns),
             decode_seconds=_seconds(self._first_token_ns, self._last_token_ns),
         )

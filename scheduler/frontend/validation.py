@@ -39,13 +39,14 @@ _NOT_SUPPORTED: Final[dict[str, Any]] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ValidatedRequest:
-    """What a SequenceSpec is made of; seed: None if the server is to pick one."""
+    """What the n SequenceSpecs are made of; seed: None if the server is to pick one."""
 
     prompt: tuple[int, ...]
     max_tokens: int
     stop_token_ids: frozenset[int]
     sampling: Sampling
     seed: int | None
+    n: int
     tenant: str
     priority: int
     cache_salt: str
@@ -64,6 +65,7 @@ def validate(
     violations = (
         *_check_fields(request),
         *_check_sampling(request.sampling, model),
+        *_check_parallel(request.sampling, defaults),
         *check_prompt(prompt, request.sampling.max_tokens, model),
     )
     if violations:
@@ -77,6 +79,7 @@ def validate(
         stop_token_ids=frozenset((*eos, *sampling.stop_token_ids)),
         sampling=_resolve(sampling, defaults, model),
         seed=sampling.seed,
+        n=1 if sampling.n is None else sampling.n,
         tenant=request.tenant,
         priority=request.priority,
         cache_salt=request.cache_salt,
@@ -118,8 +121,6 @@ def _check_sampling(sampling: SamplingInput, model: ModelInfo) -> Iterator[Viola
     for name, value, holds, limit in rules:
         if not holds:
             yield _violation(name, f"is {value}, must be {limit}")
-    if n is not None and 1 < n <= _MAX_N:
-        yield _violation("n", f"is {n}, only 1 is supported yet")
     for index, token_id in enumerate(sampling.stop_token_ids):
         if token_id >= model.logits_width:
             yield _violation("stop_token_ids", _foreign(token_id, index, model))
@@ -128,6 +129,14 @@ def _check_sampling(sampling: SamplingInput, model: ModelInfo) -> Iterator[Viola
         value = getattr(sampling, name)
         if value is not None and value != neutral:
             yield _violation(name, f"is {_shortened(value)}, is not supported yet: leave it out")
+
+
+def _check_parallel(sampling: SamplingInput, defaults: SamplingDefaults) -> Iterator[Violation]:
+    temperature = defaults.temperature if sampling.temperature is None else sampling.temperature
+    if sampling.n is not None and 1 < sampling.n <= _MAX_N and temperature == 0:
+        whose = ", the model's default" if sampling.temperature is None else ""
+        why = f"sampling_params.temperature is 0{whose}, and greedy sequences are all the same"
+        yield _violation("n", f"is {sampling.n}, must be 1: {why}")
 
 
 def check_prompt(prompt: EncodedPrompt, max_tokens: int | None, model: ModelInfo) -> Iterator[Violation]:

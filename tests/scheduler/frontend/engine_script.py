@@ -20,7 +20,7 @@ class EngineScript:
 
     def send(self, message: Add | Cancel) -> None:
         if isinstance(message, Add):
-            self.added.append(message.spec)
+            self.added += message.specs
         else:
             self.cancelled.append(message.sequence_id)
 

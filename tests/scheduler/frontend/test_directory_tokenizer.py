@@ -201,7 +201,7 @@ def test_a_hub_id_is_found_in_the_hub_cache(byte_model: Path, tmp_path: Path) ->
 def test_loading_imports_neither_torch_nor_transformers(kind: str, byte_model: Path) -> None:
     model = SMOLLM2 if kind == "gguf" else byte_model
     code = (
-        "import sys; from scheduler.frontend import service, admin_service; "
+        "import sys; from scheduler.frontend import service; from scheduler.frontend.admin import service as admin; "
         f"from scheduler.frontend.tokenizer import load_tokenizer; load_tokenizer({str(model)!r}).encode('x'); "
         "print(sorted({'torch', 'transformers', 'numpy'} & sys.modules.keys()))"
     )

@@ -62,4 +62,5 @@ def test_a_refusal_of_the_core_names_the_field_of_the_request() -> None:
     error = rejected("NeverFitsError")
     assert error.violations == (Violation(field="sampling_params.max_tokens", description="needs 13 blocks, pool 12"),)
     assert error.metadata() == {"field": "max_tokens", "value": "13", "limit": "12"}
+    assert rejected("InvalidSequenceError", field="n").violations[0].field == "sampling_params.n"
     assert rejected("QueueFullError").violations == ()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Coroutine
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -16,11 +17,13 @@ from scheduler.frontend.errors import (
     RejectedError,
     SequenceEndedError,
     UnknownModelError,
+    Violation,
 )
 from scheduler.frontend.frontend import Frontend
 from scheduler.frontend.model_info import ModelInfo
 from scheduler.frontend.request import GenerateInput, Prompt, SamplingInput, TextPrompt, TokenPrompt
-from scheduler.frontend.stream import Delta, Stream, TokenLogprob, Usage
+from scheduler.frontend.sequence_output import Delta, TokenLogprob
+from scheduler.frontend.stream import Stream, Usage
 from scheduler.frontend.tokenizer import Tokenizer
 from scheduler.messages import Rejected, Started, StepUpdate
 from tests.oracle.tokenizer import EOS, byte_ids
@@ -56,7 +59,13 @@ async def turns(count: int = 5) -> None:
 
 
 async def collect(stream: Stream) -> list[Delta]:
-    return [delta async for delta in stream]
+    return [delta async for piece in stream for delta in piece.deltas]
+
+
+async def take(stream: Stream) -> Delta:
+    """The next piece, of one sequence."""
+    (delta,) = (await anext(stream)).deltas
+    return delta
 
 
 def test_deltas_tokens_and_usage(engine: EngineScript, frontend: Frontend) -> None:
@@ -70,17 +79,19 @@ def test_deltas_tokens_and_usage(engine: EngineScript, frontend: Frontend) -> No
             engine.now_ns = 1_750_000_000
             engine.tokens(spec.sequence_id, FOX[:3])
             first = await anext(stream)
-            assert first == Delta(text="a", token_ids=tuple(FOX[:3]))
+            assert first.usage is None
+            assert first.deltas[0] == Delta(text="a", token_ids=tuple(FOX[:3]))
             engine.tokens(spec.sequence_id, FOX[3:])
-            assert (await anext(stream)).text == "🦊b"
+            assert (await take(stream)).text == "🦊b"
             engine.now_ns = 3_000_000_000
             engine.start(spec.sequence_id, cached_tokens=0)  # admitted again after a preemption
             engine.now_ns = 3_750_000_000
             engine.end(spec.sequence_id, EndReason.STOP, last=EOS, stop_token_id=EOS, count=len(FOX) + 1)
             last = await anext(stream)
-            assert (last.text, last.token_ids) == ("", (EOS,))
-            assert last.end is not None
-            assert last.end.reason is EndReason.STOP
+            (delta,) = last.deltas
+            assert (delta.text, delta.token_ids) == ("", (EOS,))
+            assert delta.end is not None
+            assert delta.end.reason is EndReason.STOP
             assert last.usage == Usage(
                 prompt_tokens=4,
                 cached_tokens=2,
@@ -175,7 +186,7 @@ def test_a_bad_end_is_raised_after_the_tokens_before_it(
         async with frontend.open(request()) as stream:
             engine.tokens(engine.added[0].sequence_id, b"ab")
             engine.end(engine.added[0].sequence_id, reason, count=2)
-            assert (await anext(stream)).text == "ab"
+            assert (await take(stream)).text == "ab"
             with pytest.raises(SequenceEndedError) as error:
                 await anext(stream)
             assert error.value.reason is reason
@@ -277,6 +288,114 @@ def test_the_spec_holds_what_was_asked_for(engine: EngineScript, frontend: Front
             assert second.seed != third.seed  # picked by the server
             assert 0 <= second.seed < 2**64
             assert second.deadline_ns is None
+
+    run(test())
+
+
+def test_several_sequences_differ_in_their_seeds_alone(engine: EngineScript, frontend: Frontend) -> None:
+    async def test() -> None:
+        sampling = SamplingInput(n=3, seed=2**64 - 2, max_tokens=5)
+        async with frontend.open(request(sampling=sampling, tenant="t"), deadline_ns=9):
+            first, second, third = engine.added
+            assert [spec.seed for spec in engine.added] == [2**64 - 2, 2**64 - 1, 0]
+            assert len({spec.sequence_id for spec in engine.added}) == 3
+            for other in (second, third):
+                assert replace(other, sequence_id=first.sequence_id, seed=first.seed) == first
+            (live,) = frontend.requests()
+            assert live.sequence_ids == {index: spec.sequence_id for index, spec in enumerate(engine.added)}
+            engine.end(second.sequence_id, EndReason.LENGTH, last=1, count=1)
+            (live,) = frontend.requests()
+            assert live.sequence_ids == {0: first.sequence_id, 2: third.sequence_id}
+            assert frontend.num_live == 1
+        assert engine.cancelled == [first.sequence_id, third.sequence_id]  # one has ended
+        assert frontend.num_live == 0
+
+    run(test())
+
+
+def test_several_sequences_share_pieces_and_one_usage(engine: EngineScript, frontend: Frontend) -> None:
+    async def test() -> None:
+        async with frontend.open(request(sampling=SamplingInput(n=2))) as stream:
+            one, two = (spec.sequence_id for spec in engine.added)
+            engine.now_ns = 1_000_000_000
+            engine.start(one, cached_tokens=2)
+            engine.now_ns = 1_500_000_000
+            engine.tokens(one, b"a")
+            engine.start(two, cached_tokens=1)  # from the first sequence, not from the prefix cache
+            assert (await anext(stream)).deltas == (Delta(index=0, text="a", token_ids=(97,)),)
+            engine.now_ns = 2_000_000_000
+            engine.update(sequence_ids=(two, one), token_ids=(FOX[1], ord("b")))
+            engine.tokens(two, FOX[2:5])
+            piece = await anext(stream)
+            assert piece.usage is None
+            assert piece.deltas == (
+                Delta(index=0, text="b", token_ids=(98,)),
+                Delta(index=1, text="🦊", token_ids=tuple(FOX[1:5])),
+            )
+            engine.end(one, EndReason.LENGTH, last=ord("c"), count=3)
+            (delta,) = (piece := await anext(stream)).deltas
+            assert (delta.index, delta.text, delta.end is not None, piece.usage) == (0, "c", True, None)
+            engine.now_ns = 4_000_000_000
+            engine.end(two, EndReason.STOP, last=EOS, stop_token_id=EOS, count=5)
+            (delta,) = (piece := await anext(stream)).deltas
+            assert (delta.index, delta.end and delta.end.reason) == (1, EndReason.STOP)
+            assert piece.usage == Usage(
+                prompt_tokens=3,
+                cached_tokens=2,
+                completion_tokens=8,
+                queue_seconds=1.0,
+                prefill_seconds=0.5,
+                decode_seconds=2.5,
+            )
+            with pytest.raises(StopAsyncIteration):
+                await anext(stream)
+        assert engine.cancelled == []
+
+    run(test())
+
+
+@pytest.mark.parametrize("reason", [EndReason.DEADLINE, EndReason.WORKER_LOST, EndReason.NON_FINITE])
+def test_a_bad_end_of_one_sequence_ends_the_request(
+    reason: EndReason, engine: EngineScript, frontend: Frontend
+) -> None:
+    async def test() -> None:
+        async with frontend.open(request("same", sampling=SamplingInput(n=4))) as stream:
+            ids = [spec.sequence_id for spec in engine.added]
+            engine.tokens(ids[0], b"ab")
+            engine.end(ids[3], EndReason.LENGTH, last=ord("c"), count=1)
+            ends = [End(sequence_id=ids[index], reason=reason, num_output_tokens=0) for index in (1, 2)]
+            engine.update(ends=tuple(ends))  # two at once: the first counts, and none of them is cancelled
+            assert engine.cancelled == [ids[0]]
+            async with frontend.open(request("same")):  # its id is free again
+                assert frontend.num_live == 1
+                engine.tokens(ids[0], b"late")
+                assert [(delta.index, delta.text) for delta in (await anext(stream)).deltas] == [(0, "ab"), (3, "c")]
+                with pytest.raises(SequenceEndedError) as error:
+                    await anext(stream)
+                assert error.value.reason is reason
+        assert engine.cancelled == [ids[0], engine.added[4].sequence_id]
+
+    run(test())
+
+
+def test_a_refusal_stands_for_all_sequences(engine: EngineScript, frontend: Frontend) -> None:
+    async def test() -> None:
+        async with frontend.open(request(sampling=SamplingInput(n=3))) as stream:
+            message = "n is 3, must be at most 2 (max_num_seqs): all are admitted together"
+            refusal = Rejected(
+                sequence_id=engine.added[0].sequence_id,
+                kind="InvalidSequenceError",
+                message=message,
+                field="n",
+                value="3",
+                limit="2",
+            )
+            engine.update(rejected=(refusal,))
+            assert frontend.num_live == 0
+            with pytest.raises(RejectedError) as error:
+                await anext(stream)
+            assert error.value.violations == (Violation(field="sampling_params.n", description=message),)
+        assert engine.cancelled == []
 
     run(test())
 

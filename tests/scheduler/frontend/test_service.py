@@ -16,14 +16,18 @@ from google.rpc import error_details_pb2
 from grpc_status import rpc_status
 
 from octavo.serving.v1 import admin_pb2, admin_pb2_grpc, generation_pb2, generation_pb2_grpc, sampling_pb2
+from scheduler.core.config import CoreConfig
 from scheduler.core.result import EndReason
-from scheduler.frontend.admin_service import AdminServicer
+from scheduler.core.scheduler import Scheduler
+from scheduler.frontend.admin.service import AdminServicer
 from scheduler.frontend.frontend import Frontend
 from scheduler.frontend.model_info import ModelInfo
 from scheduler.frontend.service import GenerationServicer
 from scheduler.frontend.stats import BlockStats, CounterStats, QueueStats, Stats, WorkerStats
 from scheduler.frontend.tokenizer import Tokenizer
+from scheduler.inspector import Inspector
 from scheduler.messages import Rejected
+from scheduler.step_feed import StepFeed
 from tests.oracle.tokenizer import EOS, byte_ids
 from tests.scheduler.frontend.engine_script import EngineScript
 
@@ -57,7 +61,10 @@ async def serve(tokenizer: Tokenizer, model: ModelInfo) -> AsyncIterator[Service
     engine.deliver = frontend.deliver
     server = grpc.aio.server()
     generation_pb2_grpc.add_GenerationServiceServicer_to_server(GenerationServicer(frontend), server)
-    admin_pb2_grpc.add_AdminServiceServicer_to_server(AdminServicer(lambda: STATS), server)
+    core = Scheduler(CoreConfig(num_blocks=8))
+    inspector = Inspector(core, frontend.requests, connected=lambda: True)
+    admin = AdminServicer(lambda: STATS, inspector, frontend, StepFeed(core))
+    admin_pb2_grpc.add_AdminServiceServicer_to_server(admin, server)
     port = server.add_insecure_port("127.0.0.1:0")
     await server.start()
     try:
@@ -156,6 +163,49 @@ def test_a_stream_from_start_to_end(run: Run) -> None:
     run(test)
 
 
+def test_sequences_that_are_ready_together_travel_together(run: Run) -> None:
+    async def test(service: Service) -> None:
+        call = service.generation.Generate(ids(1, 2, n=3))
+        await service.added(3)
+        sequence_ids = [spec.sequence_id for spec in service.engine.added]
+        service.engine.update(sequence_ids=(*reversed(sequence_ids),), token_ids=tuple(b"cba"))
+        first = await call.read()
+        assert [(delta.index, delta.text) for delta in first.deltas] == [(0, "a"), (1, "b"), (2, "c")]
+        service.engine.end(sequence_ids[1], EndReason.STOP, last=EOS, stop_token_id=EOS, count=2)
+        second = await call.read()
+        (delta,) = second.deltas
+        assert (delta.index, delta.finish_reason) == (1, generation_pb2.FINISH_REASON_STOP)
+        assert not second.HasField("usage")
+        for index in (0, 2):
+            service.engine.end(sequence_ids[index], EndReason.LENGTH, last=98, count=2)
+        last = await call.read()
+        assert [(delta.index, delta.finish_reason) for delta in last.deltas] == [
+            (0, generation_pb2.FINISH_REASON_LENGTH),
+            (2, generation_pb2.FINISH_REASON_LENGTH),
+        ]
+        assert (last.usage.prompt_tokens, last.usage.completion_tokens) == (2, 6)
+        assert await call.read() is grpc.aio.EOF
+        await until(lambda: len(lines) == 2)
+
+    with structlog.testing.capture_logs() as lines:
+        run(test)
+    assert (len(lines[0]["sequence_ids"]), lines[1]["reason"], lines[1]["tokens"]) == (3, "LENGTH, STOP", 6)
+
+
+def test_cancelling_the_call_cancels_every_sequence(run: Run) -> None:
+    async def test(service: Service) -> None:
+        call = service.generation.Generate(ids(1, n=3))
+        await service.added(3)
+        sequence_ids = [spec.sequence_id for spec in service.engine.added]
+        service.engine.end(sequence_ids[1], EndReason.LENGTH, last=97, count=1)
+        await call.read()
+        call.cancel()
+        await until(lambda: service.engine.cancelled == [sequence_ids[0], sequence_ids[2]])
+        assert service.frontend.num_live == 0
+
+    run(test)
+
+
 def test_chat_and_text_prompts_are_tokenised(run: Run) -> None:
     async def test(service: Service) -> None:
         message = generation_pb2.ChatMessage(role="user", content="hé")
@@ -180,7 +230,7 @@ def test_chat_and_text_prompts_are_tokenised(run: Run) -> None:
 
 def test_all_violations_come_in_one_bad_request(run: Run) -> None:
     async def test(service: Service) -> None:
-        request = ids(1, 999, temperature=3.0, top_p=0.0, max_tokens=0, n=2, logit_bias={5: 1.0}, stop=["x"])
+        request = ids(1, 999, temperature=3.0, top_p=0.0, max_tokens=0, n=0, logit_bias={5: 1.0}, stop=["x"])
         request.tenant = "t" * 300
         error, details = await failure(service.generation.Generate(request))
         assert error.code() is grpc.StatusCode.INVALID_ARGUMENT

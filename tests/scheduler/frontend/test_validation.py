@@ -95,8 +95,16 @@ def test_not_supported_yet(field: str, value: Any, model: ModelInfo) -> None:
     assert violations(model, **{field: value}) == expected
 
 
-def test_more_than_one_continuation_is_not_supported_yet(model: ModelInfo) -> None:
-    assert violations(model, n=2) == {"sampling_params.n": "is 2, only 1 is supported yet"}
+def test_several_continuations_are_drawn_not_greedy(model: ModelInfo) -> None:
+    assert check(model, n=64).n == 64
+    assert check(model).n == check(model, n=1, temperature=0.0).n == 1
+    greedy, drawn = SamplingDefaults(temperature=0.0), SamplingDefaults(temperature=0.5)
+    why = "and greedy sequences are all the same"
+    expected = f"is 2, must be 1: sampling_params.temperature is 0, {why}"
+    assert violations(model, n=2, temperature=0.0, defaults=drawn) == {"sampling_params.n": expected}
+    expected = f"is 2, must be 1: sampling_params.temperature is 0, the model's default, {why}"
+    assert violations(model, n=2, defaults=greedy) == {"sampling_params.n": expected}
+    assert check(model, n=2, temperature=0.1, defaults=greedy).n == 2
 
 
 @pytest.mark.parametrize(
@@ -110,6 +118,7 @@ def test_more_than_one_continuation_is_not_supported_yet(model: ModelInfo) -> No
         {"max_tokens": 61},
         {"logprobs": 20},
         {"n": 1},
+        {"n": 64},
         {"min_tokens": 0, "presence_penalty": 0.0, "frequency_penalty": 0.0, "repetition_penalty": 1.0, "echo": False},
         {"include_stop_in_output": False, "spaces_between_special_tokens": True},
         {"stop_token_ids": (319,)},
@@ -194,7 +203,7 @@ def test_a_model_without_tokenizer_or_template_says_so(model: ModelInfo, tmp_pat
 
 
 def test_all_violations_are_reported_together(model: ModelInfo) -> None:
-    sampling = SamplingInput(temperature=3.0, top_p=0.0, stop=("x",), n=2)
+    sampling = SamplingInput(temperature=3.0, top_p=0.0, stop=("x",), n=0)
     fields = {"request_id": "r", "tenant": "t" * 257, "sampling": sampling, "unknown_fields": ("#99",)}
     assert list(violations(model, fields=fields, prompt=(1, 999) + (1,) * 62)) == [
         "#99",

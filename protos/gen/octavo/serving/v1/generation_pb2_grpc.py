@@ -62,8 +62,9 @@ class GenerationServiceServicer:
     """
 
     def Generate(self, request, context):
-        """Generate streams the continuation of one prompt. Cancelling the call aborts the request; its blocks serve others
-        from the next step on. The call's deadline is the request's deadline.
+        """Generate streams the continuations of one prompt, sampling_params.n of them. The stream ends when all have; if one
+        fails, the call ends with its status and the others are aborted. Cancelling the call aborts the request; its blocks
+        serve others from the next step on. The call's deadline is the request's deadline.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
