@@ -63,8 +63,9 @@ class DecodeBatch:
         self._rows: list[int] = []
         self._appends: list[Callable[[int], None]] = []
         self._stops = _StopTokens()
-        self._full: dict[int, list[LiveSequence]] = {}
-        self._last: dict[int, list[LiveSequence]] = {}
+        # By clock, then by sequence id. A member that leaves is struck out: most end long before max_tokens.
+        self._full: dict[int, dict[int, LiveSequence]] = {}
+        self._last: dict[int, dict[int, LiveSequence]] = {}
         self._columns: DecodeColumns | None = DecodeColumns()
 
     def __len__(self) -> int:
@@ -94,12 +95,14 @@ class DecodeBatch:
         self._appends.append(sequence.token_ids.append)
         self._stops.add(sequence.spec.stop_token_ids)
         self._columns = None
-        until_last = sequence.spec.max_tokens - sequence.num_planned_output
-        self._last.setdefault(self.clock + until_last, []).append(sequence)
+        sequence.last_date = self.clock + sequence.spec.max_tokens - sequence.num_planned_output
+        self._last.setdefault(sequence.last_date, {})[sequence.spec.sequence_id] = sequence
         self.set_date(sequence, block_size)
 
     def leave(self, sequence: LiveSequence) -> None:
         """Lets a member go and writes back its counts. The last member takes its place in the columns."""
+        _strike(self._last, sequence.last_date, sequence)
+        _strike(self._full, sequence.full_date, sequence)
         in_flight = self.in_flight(sequence)
         sequence.num_computed = self.computed(sequence)
         sequence.num_in_flight_plans += in_flight
@@ -122,26 +125,24 @@ class DecodeBatch:
         """Plans of this batch that compute a token of a member and whose result is not back."""
         return self.clock - max(sequence.joined_at, self.settled)
 
-    def num_planned_output(self, sequence: LiveSequence) -> int:
-        """Output tokens of a member, those in flight included."""
-        return sequence.num_planned_output + self.in_flight(sequence)
-
     def set_date(self, sequence: LiveSequence, block_size: int) -> None:
         """Writes down when a member's blocks are full, so that the plan at that clock needs one more."""
-        date = self.clock + len(sequence.blocks) * block_size - self.computed(sequence)
-        self._full.setdefault(date, []).append(sequence)
+        sequence.full_date = self.clock + len(sequence.blocks) * block_size - self.computed(sequence)
+        self._full.setdefault(sequence.full_date, {})[sequence.spec.sequence_id] = sequence
 
-    def take_full(self, block_size: int) -> list[LiveSequence]:
-        """The members whose blocks are full now, in order of service."""
-        due = self._full.pop(self.clock, None)
-        if due is None:
-            return []
-        # Entries of members that left, or that left and joined again, are stale or doubled.
-        full = {s.key: s for s in due if s.decoding is self and self.computed(s) == len(s.blocks) * block_size}
-        return [full[key] for key in sorted(full)]
+    def take_full(self) -> list[LiveSequence]:
+        """The members whose blocks are full now, in order of service. Each needs a new date, or leaves."""
+        return sorted(self._full.pop(self.clock, {}).values(), key=lambda sequence: sequence.key)
 
     def take_last(self) -> list[LiveSequence]:
         """The members whose last token has been planned."""
-        due = self._last.pop(self.clock, ())
-        last = {s.key: s for s in due if s.decoding is self and self.num_planned_output(s) >= s.spec.max_tokens}
-        return list(last.values())
+        return list(self._last.pop(self.clock, {}).values())
+
+
+def _strike(calendar: dict[int, dict[int, LiveSequence]], date: int, sequence: LiveSequence) -> None:
+    """Takes an entry out, if its date has not come."""
+    due = calendar.get(date)
+    if due is not None:
+        due.pop(sequence.spec.sequence_id, None)
+        if not due:
+            del calendar[date]

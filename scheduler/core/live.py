@@ -29,6 +29,7 @@ class LiveSequence:
     token_ids: the prompt and all settled output tokens.
     decoding: the batch it decodes in, one token per plan, or None. While it is set, the three counts below hold what
       they were at `joined_at`; `decoding.clock` says how many plans have come since. slot: its place in the columns.
+      full_date, last_date: the clock at which its blocks are full, and at which its last token has been planned.
     num_computed: leading tokens whose KV is in `blocks`, counting the plans sent. It chases
       len(token_ids) + num_in_flight_tokens; there is no prefill or decode phase.
     num_in_flight_tokens: sampled tokens whose plan is sent and whose result is not back.
@@ -46,11 +47,13 @@ class LiveSequence:
         "block_keys",
         "blocks",
         "decoding",
+        "full_date",
         "group",
         "history",
         "host_blocks",
         "joined_at",
         "key",
+        "last_date",
         "num_computed",
         "num_counted",
         "num_in_flight_plans",
@@ -72,7 +75,7 @@ class LiveSequence:
         self.key = (priority, arrival)
         self.token_ids = list(spec.prompt)
         self.decoding: DecodeBatch | None = None
-        self.joined_at = self.slot = 0
+        self.joined_at = self.slot = self.full_date = self.last_date = 0
         self.num_computed = 0
         self.num_in_flight_tokens = 0
         self.num_in_flight_plans = 0

@@ -244,7 +244,7 @@ class Scheduler:
         Returns whether anybody was.
         """
         preempted = False
-        needy = self._decoding.take_full(self.config.block_size)
+        needy = self._decoding.take_full()
         if self._catching_up:
             needy = sorted([*needy, *self._catching_up], key=lambda sequence: sequence.key)
         for sequence in needy:
