@@ -14,7 +14,7 @@ FETCH := $(if $(filter $(DEMO_MODEL),$(MODEL)),model)
 MAKEFLAGS += --no-print-directory
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help setup native model demo serve test check check-python check-protos protos traces bench format constraints clean
+.PHONY: help setup native model demo serve test check check-python check-protos protos traces bench bench-scheduler format constraints clean
 
 help:  ## list the targets
 	@sed -n 's/^\([a-z-]*\):[^#]*## \(.*\)/  \1|\2/p' Makefile | awk -F'|' '{printf "%-16s %s\n", $$1, $$2}'
@@ -69,6 +69,10 @@ traces: setup  ## rewrite the golden traces of the scheduler core
 
 bench: setup native model  ## run the benchmarks
 	@$(BIN)/python -m bench
+
+bench-scheduler: setup  ## microseconds per scheduler step, beside vLLM's scheduler
+	@$(BIN)/python -m tools.install_vllm --torch-index "$(TORCH_INDEX)"
+	@$(BIN)/python -m bench.scheduler
 
 format: setup  ## format the code
 	@$(BIN)/ruff format --quiet

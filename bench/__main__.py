@@ -1,4 +1,4 @@
-"""`python -m bench`: output tokens per second at 1, 8 and 16 streams beside transformers, then the scheduler's steps.
+"""`python -m bench`: output tokens per second at 1, 8 and 16 streams beside transformers, then the engine's steps.
 
 Contenders take turns within a run, so that a slow spell of the machine hits both; figures are medians over the rounds.
 The table goes to standard output, every figure to bench/results/first-light.jsonl.
@@ -38,6 +38,7 @@ def main() -> None:
         "torch": version("torch"),
         "transformers": version("transformers"),
     }
+    _RESULTS.parent.mkdir(parents=True, exist_ok=True)
     print(f"\n{'streams':>7} {'octavo tok/s':>13} {'transformers':>13} {'ratio':>6} {'TTFT ms':>8} {'ITL ms':>7}")
     with _RESULTS.open("a") as file:
         for row in rows:
@@ -46,7 +47,7 @@ def main() -> None:
                 f"{row['ratio']:>6.2f} {row['ttft_ms']:>8.0f} {row['itl_ms']:>7.1f}"
             )
             file.write(json.dumps(machine | row) + "\n")
-    subprocess.run([sys.executable, "-m", "bench.scheduler_step"], check=True)
+    subprocess.run([sys.executable, "-m", "bench.scheduler.engine"], check=True)
 
 
 async def _measure(model: Path) -> list[dict[str, float]]:

@@ -1,0 +1,179 @@
+"""`python -m bench.scheduler`: microseconds per step for schedule + update, ours and vLLM's, interleaved.
+
+Both contenders wait in processes of their own and take turns case by case, in the other order every round, so that a
+slow spell of the machine hits both. The table is in CPU time of the process, which other processes on the machine
+disturb little; wall time is in bench/results/scheduler.jsonl beside it. Figures are per step: the median and the best
+of all windows of 16 steps of all rounds.
+"""
+
+from __future__ import annotations
+
+import argparse
+import datetime
+import json
+import os
+import platform
+import statistics
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import IO, Any
+
+from bench.scheduler.workload import Case
+
+_PEER_PYTHON = Path(".venv-vllm/bin/python")
+_RESULTS = Path("bench/results/scheduler.jsonl")
+_CASES = [
+    Case(load=load, running=running, plans_in_flight=in_flight)
+    for load in ("decode", "mixed")
+    for running in (16, 256, 1024)
+    for in_flight in (2, 1)
+]
+_NUM_WAITING, _SHORT, _LONG = 10_000, 16, 272
+Figures = dict[str, float]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--rounds", type=int, default=5, help="turns of each contender at each case (default: 5)")
+    rounds = parser.parse_args().rounds
+    if not _PEER_PYTHON.exists():
+        sys.exit(f"{_PEER_PYTHON} is not there: python -m tools.install_vllm")
+    offline = {"HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1"}
+    with (
+        _contender("octavo", sys.executable, "bench.scheduler.ours", {}) as ours,
+        _contender("vllm", str(_PEER_PYTHON), "bench.scheduler.peer_vllm", offline) as peer,
+    ):
+        contenders = [ours, peer]
+        windows: dict[tuple[str, Case], list[Figures]] = {}
+        for number in range(rounds):
+            for case in _CASES:
+                for one in contenders if number % 2 == 0 else contenders[::-1]:
+                    windows.setdefault((one.name, case), []).extend(one.ask(case=_fields(case)))
+            print(f"round {number + 1} of {rounds} done", file=sys.stderr, flush=True)
+        memory = {one.name: _waiting_bytes(one) for one in contenders}
+        machine = _machine() | {f"{one.name}_versions": one.versions for one in contenders}
+    rows = [_row(case, windows["octavo", case], windows["vllm", case]) for case in _CASES]
+    _print(rows, memory)
+    _RESULTS.parent.mkdir(parents=True, exist_ok=True)
+    with _RESULTS.open("a") as file:
+        for row in [*rows, {"load": "waiting", "bytes_per_request": memory}]:
+            file.write(json.dumps(machine | {"rounds": rounds} | row) + "\n")
+
+
+class _Contender:
+    """A process that serves `measure.serve`."""
+
+    def __init__(self, name: str, process: subprocess.Popen[str], log: IO[str]) -> None:
+        self.name = name
+        self._process = process
+        self._log = log
+        self.versions: dict[str, str] = self._read()
+
+    def ask(self, **command: Any) -> Any:
+        assert self._process.stdin is not None
+        self._process.stdin.write(json.dumps(command) + "\n")
+        self._process.stdin.flush()
+        return self._read()
+
+    def _read(self) -> Any:
+        assert self._process.stdout is not None
+        line = self._process.stdout.readline()
+        if not line:
+            status = self._process.wait()
+            self._log.seek(0)
+            raise RuntimeError(f"{self.name} exited with status {status}:\n{self._log.read()[-4000:]}")
+        return json.loads(line)
+
+
+@contextmanager
+def _contender(name: str, python: str, module: str, environment: dict[str, str]) -> Iterator[_Contender]:
+    with tempfile.TemporaryFile("w+") as log:
+        process = subprocess.Popen(
+            [python, "-m", module],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=log,
+            text=True,
+            env=os.environ | environment,
+        )
+        try:
+            yield _Contender(name, process, log)
+        finally:
+            process.kill()
+            process.communicate()
+
+
+def _waiting_bytes(contender: _Contender) -> Figures:
+    """Bytes per waiting request: a fixed part, and one per prompt token, from two prompt lengths."""
+    case = _fields(Case(load="mixed", running=16, plans_in_flight=2))
+    short, long = (
+        contender.ask(case=case, waiting={"count": _NUM_WAITING, "num_prompt": length}) for length in (_SHORT, _LONG)
+    )
+    per_token = (long - short) / (_LONG - _SHORT)
+    return {"fixed": round(short - per_token * _SHORT), "per_token": round(per_token, 2)}
+
+
+def _row(case: Case, ours: list[Figures], theirs: list[Figures]) -> dict[str, Any]:
+    tokens = [statistics.mean(window["tokens"] for window in windows) for windows in (ours, theirs)]
+    if abs(tokens[0] - tokens[1]) > 0.02 * tokens[0]:
+        raise RuntimeError(f"{case}: the contenders computed {tokens[0]:.1f} and {tokens[1]:.1f} tokens per step")
+    row: dict[str, Any] = _fields(case) | {"tokens_per_step": round(tokens[0], 1)}
+    for name, windows in (("octavo", ours), ("vllm", theirs)):
+        row[name] = _summary(windows, lambda w: w["add_us"] + w["schedule_us"] + w["update_us"])
+        row[f"{name}_wall"] = _summary(windows, lambda w: w["wall_us"])
+        for verb in ("add", "schedule", "update"):
+            row[f"{name}_{verb}"] = round(statistics.median(window[f"{verb}_us"] for window in windows), 1)
+    row["ratio"] = round(row["vllm"]["median_us"] / row["octavo"]["median_us"], 2)
+    row["ratio_best"] = round(row["vllm"]["best_us"] / row["octavo"]["best_us"], 2)
+    return row
+
+
+def _summary(windows: list[Figures], figure: Callable[[Figures], float]) -> Figures:
+    values = [figure(window) for window in windows]
+    return {"median_us": round(statistics.median(values), 1), "best_us": round(min(values), 1)}
+
+
+def _print(rows: list[dict[str, Any]], memory: dict[str, Figures]) -> None:
+    print("CPU microseconds per step for add + schedule + update: median (best), and median per running sequence")
+    print(f"{'load':>6} {'running':>7} {'plans':>5} {'octavo':>17} {'vllm':>19} {'each':>12} {'ratio':>13}")
+    for row in rows:
+        ours, theirs = row["octavo"], row["vllm"]
+        best = [f"({row[name]['best_us']:.0f})" for name in ("octavo", "vllm")]
+        best_ratio = f"({row['ratio_best']:.1f})"
+        each = f"{ours['median_us'] / row['running']:.2f}/{theirs['median_us'] / row['running']:.2f}"
+        print(
+            f"{row['load']:>6} {row['running']:>7} {row['plans_in_flight']:>5} "
+            f"{ours['median_us']:>8.0f} {best[0]:>8} "
+            f"{theirs['median_us']:>9.0f} {best[1]:>9} "
+            f"{each:>12} {row['ratio']:>5.1f} {best_ratio:>7}"
+        )
+    for name, figures in memory.items():
+        print(f"{name}: a waiting request takes {figures['fixed']} bytes and {figures['per_token']} per prompt token")
+
+
+def _fields(case: Case) -> dict[str, Any]:
+    return {"load": case.load, "running": case.running, "plans_in_flight": case.plans_in_flight}
+
+
+def _machine() -> dict[str, Any]:
+    cpu = [
+        line.partition(":")[2].strip()
+        for line in Path("/proc/cpuinfo").read_text().splitlines()
+        if "model name" in line
+    ]
+    commit = subprocess.run(["git", "describe", "--always", "--dirty"], capture_output=True, text=True, check=False)
+    return {
+        "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+        "cpu": cpu[0] if cpu else platform.processor(),
+        "cores": os.cpu_count(),
+        "load_average": round(os.getloadavg()[0], 2),
+        "octavo_commit": commit.stdout.strip(),
+    }
+
+
+if __name__ == "__main__":
+    main()
