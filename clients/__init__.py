@@ -20,7 +20,7 @@ from clients.errors import (
     Violation,
 )
 from clients.request import Message, SamplingParams
-from clients.results import Completion, Delta, FinishReason, ModelInfo, TokenLogprob, TopLogprob, Usage
+from clients.results import Choice, Completion, Delta, FinishReason, ModelInfo, TokenLogprob, TopLogprob, Usage
 from clients.stats import Stats
 from clients.sync import Client, DeltaStream
 
@@ -28,6 +28,7 @@ __all__ = [
     "AlreadyExistsError",
     "AsyncClient",
     "AsyncDeltaStream",
+    "Choice",
     "Client",
     "Completion",
     "DeadlineError",

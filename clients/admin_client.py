@@ -5,12 +5,12 @@ from __future__ import annotations
 from dataclasses import fields
 from typing import Any, Final, TypeVar
 
-from clients.stats import BlockStats, CounterStats, QueueStats, Stats, WorkerStats
+from clients.stats import BlockStats, CounterStats, HostBlockStats, QueueStats, Stats, WorkerStats
 from octavo.serving.v1 import admin_pb2, admin_pb2_grpc
 
 AdminStub: Final = admin_pb2_grpc.AdminServiceStub
 
-_T = TypeVar("_T", QueueStats, BlockStats, CounterStats, WorkerStats)
+_T = TypeVar("_T", QueueStats, BlockStats, HostBlockStats, CounterStats, WorkerStats)
 
 
 def stats_request() -> admin_pb2.GetStatsRequest:
@@ -25,6 +25,7 @@ def stats(response: admin_pb2.GetStatsResponse) -> Stats:
         blocks=_read(BlockStats, response.blocks),
         counters=_read(CounterStats, response.counters),
         worker=_read(WorkerStats, response.worker),
+        host_blocks=_read(HostBlockStats, response.host_blocks),
     )
 
 

@@ -127,11 +127,3 @@ def make_request(prompt: str | None, keywords: RequestKeywords) -> Request:
     params: SamplingParams = others.pop("sampling_params", None) or SamplingParams()
     sampling = {name: others.pop(name) for name in _SAMPLING_FIELDS & others.keys()}
     return Request(prompt=prompt, sampling_params=replace(params, **sampling), **others)
-
-
-def single(keywords: RequestKeywords) -> RequestKeywords:
-    """The keywords, unless they ask for several sequences, which a single Completion cannot hold."""
-    params = keywords.get("sampling_params") or SamplingParams()
-    if (keywords.get("n") or params.n or 1) > 1:
-        raise ValueError("complete() returns one sequence; use generate() for n > 1")
-    return keywords

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -72,16 +73,52 @@ class Piece:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Completion:
-    """A whole answer."""
+class Choice:
+    """The whole output of one sequence; the fields are those of its deltas put together."""
 
-    request_id: str
+    index: int
     text: str
     token_ids: tuple[int, ...]
     logprobs: tuple[TokenLogprob, ...]
     finish_reason: FinishReason | None
     stop_token_id: int | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Completion:
+    """A whole answer.
+
+    choices: one per sequence, by index; what there is of the first can be had from the completion itself.
+    """
+
+    request_id: str
+    choices: tuple[Choice, ...]
     usage: Usage | None
+
+    @property
+    def text(self) -> str:
+        """Of the first sequence."""
+        return self.choices[0].text
+
+    @property
+    def token_ids(self) -> tuple[int, ...]:
+        """Of the first sequence."""
+        return self.choices[0].token_ids
+
+    @property
+    def logprobs(self) -> tuple[TokenLogprob, ...]:
+        """Of the first sequence."""
+        return self.choices[0].logprobs
+
+    @property
+    def finish_reason(self) -> FinishReason | None:
+        """Of the first sequence."""
+        return self.choices[0].finish_reason
+
+    @property
+    def stop_token_id(self) -> int | None:
+        """Of the first sequence."""
+        return self.choices[0].stop_token_id
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -100,15 +137,21 @@ class ModelInfo:
     weights_digest: bytes
 
 
-def join(request_id: str, deltas: list[Delta], usage: Usage | None) -> Completion:
-    """The whole answer that the deltas of one sequence add up to."""
-    last = deltas[-1] if deltas else None
-    return Completion(
-        request_id=request_id,
+def join(request_id: str, deltas: Iterable[Delta], usage: Usage | None) -> Completion:
+    """The whole answer that the deltas of a request add up to."""
+    of_sequence: dict[int, list[Delta]] = {0: []}
+    for delta in deltas:
+        of_sequence.setdefault(delta.index, []).append(delta)
+    choices = tuple(_choice(index, parts) for index, parts in sorted(of_sequence.items()))
+    return Completion(request_id=request_id, choices=choices, usage=usage)
+
+
+def _choice(index: int, deltas: Sequence[Delta]) -> Choice:
+    return Choice(
+        index=index,
         text="".join(delta.text for delta in deltas),
         token_ids=tuple(token_id for delta in deltas for token_id in delta.token_ids),
         logprobs=tuple(logprob for delta in deltas for logprob in delta.logprobs),
-        finish_reason=last.finish_reason if last else None,
-        stop_token_id=last.stop_token_id if last else None,
-        usage=usage,
+        finish_reason=deltas[-1].finish_reason if deltas else None,
+        stop_token_id=deltas[-1].stop_token_id if deltas else None,
     )

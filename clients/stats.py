@@ -26,6 +26,14 @@ class BlockStats:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class HostBlockStats:
+    """Blocks in the worker's host memory, where swapped sequences lie."""
+
+    total: int
+    free: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class CounterStats:
     """Counters since the scheduler's start."""
 
@@ -39,6 +47,10 @@ class CounterStats:
     kept_tokens: int
     recomputed_tokens: int
     wasted_tokens: int
+    preemptions_swap: int
+    swapped_out_blocks: int
+    swapped_in_blocks: int
+    forks: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,3 +71,4 @@ class Stats:
     blocks: BlockStats
     counters: CounterStats
     worker: WorkerStats
+    host_blocks: HostBlockStats

@@ -10,14 +10,14 @@ import grpc
 
 from clients import admin_client, generation_client, health_client
 from clients.channel import OPTIONS
-from clients.request import RequestKeywords, make_request, single
+from clients.request import RequestKeywords, make_request
 from clients.results import Completion, Delta, ModelInfo, Usage, join
 from clients.stats import Stats
 from clients.status_client import octavo_error
 
 
 class DeltaStream:
-    """The deltas of one request, in order. Iterate it once.
+    """The deltas of one request, in order; with n > 1 those of its sequences by turns. Iterate it once.
 
     Closing it (from any thread), leaving its `with` block or dropping the last reference to it cancels the call, and
     the server frees what the request holds. After a close the iteration ends.
@@ -91,8 +91,8 @@ class Client:
     def complete(
         self, prompt: str | None = None, *, timeout: float | None = None, **keywords: Unpack[RequestKeywords]
     ) -> Completion:
-        """The whole answer at once, of a single sequence; otherwise like `generate`."""
-        with self.generate(prompt, timeout=timeout, **single(keywords)) as stream:
+        """The whole answer at once, with a choice per sequence; otherwise like `generate`."""
+        with self.generate(prompt, timeout=timeout, **keywords) as stream:
             deltas = list(stream)
             return join(stream.request_id, deltas, stream.usage)
 

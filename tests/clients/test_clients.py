@@ -90,6 +90,39 @@ def test_asynchronous_complete_joins_the_deltas(peer: Peer, target: str) -> None
     check_completion(asyncio.run(run()))
 
 
+def test_complete_has_a_choice_per_sequence(peer: Peer, target: str) -> None:
+    async def two(request: Any, context: Any) -> AsyncIterator[generation_pb2.GenerateResponse]:
+        assert request.sampling_params.n == 2
+        yield response("b", (1,), index=1)
+        both = response("x", (5,), index=0)
+        both.deltas.append(generation_pb2.SequenceDelta(index=1, text="c", token_ids=[2], finish_reason=2))
+        yield both
+        yield response("", (7,), finish_reason=generation_pb2.FINISH_REASON_STOP, stop_token_id=7)
+        yield last_response(completion_tokens=4)
+
+    async def asynchronous() -> clients.Completion:
+        async with AsyncClient(target) as client:
+            return await client.complete("hello", n=2)
+
+    peer.script = two
+    with Client(target) as client:
+        completion = client.complete("hello", n=2)
+        assert [(delta.index, delta.text) for delta in client.generate("hello", n=2)] == [
+            (1, "b"),
+            (0, "x"),
+            (1, "c"),
+            (0, ""),
+        ]
+    assert completion == asyncio.run(asynchronous())
+    first, second = completion.choices
+    assert (first.index, first.text, first.token_ids, first.stop_token_id) == (0, "x", (5, 7), 7)
+    assert (second.index, second.text, second.token_ids, second.stop_token_id) == (1, "bc", (1, 2), None)
+    assert [choice.finish_reason for choice in completion.choices] == [FinishReason.STOP, FinishReason.LENGTH]
+    assert (completion.text, completion.token_ids, completion.finish_reason) == ("x", (5, 7), FinishReason.STOP)
+    assert completion.usage is not None
+    assert completion.usage.completion_tokens == 4
+
+
 def test_every_part_of_a_request_arrives(peer: Peer, target: str) -> None:
     peer.script = answer
     params = SamplingParams(temperature=0.5, stop_token_ids=[3, 4], logit_bias={5: -1.0}, ignore_eos=False, n=1)
@@ -340,8 +373,6 @@ def test_misuse_is_a_python_error(target: str) -> None:
             client.generate("x", token_ids=[1])
         with pytest.raises(TypeError, match="max_token"):
             client.generate("x", max_token=4)  # type: ignore[call-arg]
-        with pytest.raises(ValueError, match="one sequence"):
-            client.complete("x", n=2)
 
 
 def test_model_info_stats_and_health(peer: Peer, target: str) -> None:

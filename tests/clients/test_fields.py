@@ -22,6 +22,7 @@ from octavo.serving.v1 import admin_pb2, generation_pb2, sampling_pb2
         (results.ModelInfo, generation_pb2.GetModelInfoResponse),
         (stats.QueueStats, admin_pb2.QueueStats),
         (stats.BlockStats, admin_pb2.BlockStats),
+        (stats.HostBlockStats, admin_pb2.HostBlockStats),
         (stats.CounterStats, admin_pb2.CounterStats),
         (stats.WorkerStats, admin_pb2.WorkerStats),
         (stats.Stats, admin_pb2.GetStatsResponse),
