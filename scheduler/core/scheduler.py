@@ -228,7 +228,8 @@ class Scheduler:
         num_more = self._num_siblings(head)
         victims = [sequence for sequence in self._running if sequence.key[0] > head.key[0]]
         freed = sum(self._num_freed(victim) for victim in victims)
-        if self.blocks.shortage(head, 0, num_more) > freed or len(self._free_rows) + len(victims) <= num_more:
+        watermark = self.config.watermark if len(victims) < len(self._running) else 0
+        if self.blocks.shortage(head, watermark, num_more) > freed or len(self._free_rows) + len(victims) <= num_more:
             return
         while victims and (
             len(self._free_rows) <= num_more or self.blocks.shortage(head, self._watermark, num_more) > 0
