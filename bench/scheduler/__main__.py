@@ -38,7 +38,7 @@ Figures = dict[str, float]
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--rounds", type=int, default=5, help="turns of each contender at each case (default: 5)")
+    parser.add_argument("--rounds", type=int, default=3, help="turns of each contender at each case (default: 3)")
     rounds = parser.parse_args().rounds
     if not _PEER_PYTHON.exists():
         sys.exit(f"{_PEER_PYTHON} is not there: python -m tools.install_vllm")

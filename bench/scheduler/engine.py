@@ -17,6 +17,7 @@ from bench import fake_worker
 from scheduler import wire
 from scheduler.core.config import CoreConfig
 from scheduler.core.plan import StepPlan
+from scheduler.core.scheduler import Scheduler
 from scheduler.core.sequence import SequenceSpec
 from scheduler.engine import Engine, EngineConfig
 from scheduler.messages import Add, StepUpdate
@@ -33,8 +34,8 @@ async def engine_us(running: int, address: str) -> float:
     core = CoreConfig(
         num_blocks=fake_worker.NUM_BLOCKS, max_num_seqs=running, max_num_batched_tokens=max(2048, running)
     )
-    config = EngineConfig(core=core, max_model_len=fake_worker.MAX_MODEL_LEN, worker_grace_s=5)
-    engine = Engine(config, worker, capacity, on_session=lambda connected: None)
+    config = EngineConfig(max_model_len=fake_worker.MAX_MODEL_LEN, worker_grace_s=5)
+    engine = Engine(Scheduler(core), config, worker, capacity, on_session=lambda connected: None)
     ended, warm, done = 0, asyncio.Event(), asyncio.Event()
 
     def deliver(update: StepUpdate) -> None:
@@ -48,7 +49,7 @@ async def engine_us(running: int, address: str) -> float:
     task = asyncio.create_task(engine.run(deliver))
     for number in range(running):
         prompt = tuple((number * 131 + place) % 32768 for place in range(_PROMPT))
-        engine.send(Add(spec=SequenceSpec(sequence_id=number, prompt=prompt, max_tokens=_STEPS)))
+        engine.send(Add(specs=(SequenceSpec(sequence_id=number, prompt=prompt, max_tokens=_STEPS),)))
     await warm.wait()
     begin_steps, begin = engine.core.counters.steps, time.process_time_ns()
     await done.wait()
