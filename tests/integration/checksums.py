@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from clients import Completion
+from clients import Choice, Completion
 from tests.oracle.uniform import UniformOracle
 
 TOLERANCE = 2e-3
 
 
-def assert_closed_form(oracle: UniformOracle, prompt: Sequence[int], completion: Completion) -> None:
+def assert_closed_form(oracle: UniformOracle, prompt: Sequence[int], completion: Completion | Choice) -> None:
     """Every logprob, of the sampled token and of the most likely, is what the oracle says of an intact KV cache."""
     token_ids = list(prompt)
     assert len(completion.logprobs) == len(completion.token_ids)

@@ -25,7 +25,7 @@ CALL_CAP_S = 120.0
 
 
 def collect(stream: DeltaStream) -> Completion:
-    """The whole answer of a stream of one sequence, to its end."""
+    """The whole answer of a stream, to its end."""
     deltas = list(stream)
     return join(stream.request_id, deltas, stream.usage)
 

@@ -47,7 +47,8 @@ def server(uniform_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Ite
         ({"prompt": "x", "min_tokens": 1}, "min_tokens", ["not supported"]),
         ({"prompt": "x", "presence_penalty": 0.5}, "presence_penalty", ["not supported"]),
         ({"prompt": "x", "logit_bias": {3: 1.0}}, "logit_bias", ["not supported"]),
-        ({"prompt": "x", "n": 2}, "n", ["2"]),
+        ({"prompt": "x", "n": 2, "temperature": 0.0}, "n", ["2", "temperature"]),
+        ({"prompt": "x", "n": 65, "temperature": 1.0}, "n", ["65", "64"]),
     ],
     ids=lambda value: next(iter(value)) if isinstance(value, dict) and len(value) == 1 else None,
 )
