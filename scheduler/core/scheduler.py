@@ -505,6 +505,8 @@ class Scheduler:
             self._waiting.remove(sequence)
             if sequence.group is not None:
                 sequence.group.drop_waiting(sequence)
+        if reason is EndReason.NON_FINITE:
+            sequence.num_void_plans = sequence.num_in_flight_plans  # that its rows in those fail too says nothing new
         sequence.queue = Queue.FINISHED
         del self._live[sequence.spec.sequence_id]
         self.counters.finished += 1
