@@ -87,7 +87,7 @@ def test_a_cached_prompt_is_shared_as_well(server: Cluster, uniform: UniformOrac
 
 def test_each_sample_has_its_own_end(server: Cluster, uniform: UniformOracle) -> None:
     prompt = random_prompt(8300, 20)
-    fields = {"stop_token_ids": list(range(12)), "max_tokens": 60}
+    fields: dict[str, Any] = {"stop_token_ids": list(range(12)), "max_tokens": 60}
     completion = collect(submit(server, prompt, **fields))
     lengths = [len(choice.token_ids) for choice in completion.choices]
     assert len(set(lengths)) > 1
