@@ -332,6 +332,7 @@ class Scheduler:
         plan.decodes = self._decoding.columns()
         released, self._released_rows = self._released_rows, []
         swap_out, self._swap_out = self._swap_out, []
+        self.counters.swapped_out_blocks += len(swap_out)
         built = plan.build(released, swap_out)
         in_flight = PlanInFlight(plan.step_id, self._decoding.clock, plan.decodes, tuple(plan.rows), built.max_samples)
         self._in_flight.append(in_flight)
@@ -485,7 +486,6 @@ class Scheduler:
             return
         self._note(sequence, DecisionKind.SWAPPED_OUT, tokens=sequence.num_computed, blocks=num_blocks)
         self.counters.preemptions_swap += 1
-        self.counters.swapped_out_blocks += num_blocks
         self._swap_out += zip(sequence.blocks, host_blocks, strict=False)
         sequence.host_blocks = host_blocks
         self._leave_row(sequence)
