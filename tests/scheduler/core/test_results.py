@@ -40,9 +40,9 @@ def core_with_plans_in_flight(count: int = 2) -> Scheduler:
         ({"logprobs": (-0.5,)}, "step 1: logprobs has not one entry per token"),
         ({"top_tokens": ((5,),)}, "step 1: top_tokens has not one entry per token"),
         ({"top_logprobs": ((-0.5,),)}, "step 1: top_logprobs has not one entry per token"),
-        ({"num_sampled": (1, 0, 1)}, "step 1: 0 tokens for sequence 2"),
-        ({"num_sampled": (2, 0, 0)}, "step 1: 2 tokens for sequence 1"),
-        ({"flags": (RowFlag.OK, RowFlag.NON_FINITE, RowFlag.OK)}, "step 1: 1 tokens for sequence 2"),
+        ({"num_sampled": (1, 0, 1)}, "step 1: 0 tokens for row 1 of the plan"),
+        ({"num_sampled": (2, 0, 0)}, "step 1: 2 tokens for row 0 of the plan"),
+        ({"flags": (RowFlag.OK, RowFlag.NON_FINITE, RowFlag.OK)}, "step 1: 1 tokens for row 1 of the plan"),
     ],
 )
 def test_a_result_that_does_not_fit_its_plan_changes_nothing(changes: dict[str, Any], message: str) -> None:

@@ -6,24 +6,26 @@ can be read. Inputs (# begins a comment; lists are separated by commas, a..b is 
 
     config num_blocks=8 block_size=4 ...        fields of CoreConfig; must come first
     add ID prompt=1..8 max_tokens=4 [stop=0,2] [priority=-1] [salt=x] [seed=7] [deadline=100]
+    add ID,ID prompt=1..8 max_tokens=4 ...      the sequences of one request; their seeds count up
     schedule
     result STEP [tokens=17,18] [failed=ROW,ROW] [epoch=0]      tokens of the rows that sample, in order of the plan
     abort ID
     expire NOW
-    lose_worker num_blocks=8
+    set_rates prefill_tokens_per_s=1000 copy_bytes_per_s=1000000
+    lose_worker num_blocks=8 [num_host_blocks=4]
     counters
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
 from scheduler.core.config import CoreConfig
 from scheduler.core.errors import SchedulerError
-from scheduler.core.plan import StepPlan
+from scheduler.core.plan import BlockCopies, StepPlan
 from scheduler.core.result import End, EndReason, RowFlag, StepOutput, StepResult
 from scheduler.core.scheduler import Scheduler
 from scheduler.core.sequence import SequenceSpec
@@ -74,7 +76,7 @@ class _Run:
         match verb:
             case "add":
                 try:
-                    core.add(_spec(int(words[0]), options))
+                    core.add_group(_specs(words[0], options))
                 except SchedulerError as error:
                     return [f"{type(error).__name__}: {error}"]
                 return []
@@ -91,8 +93,11 @@ class _Run:
                 return ["nobody"] if end is None else [_end_line(end)]
             case "expire":
                 return [_end_line(end) for end in core.expire(int(words[0]))]
+            case "set_rates":
+                core.set_rates(**{name: int(value) for name, value in options.items()})
+                return []
             case "lose_worker":
-                return [_end_line(end) for end in core.requeue_all(int(options["num_blocks"]))]
+                return [_end_line(end) for end in core.requeue_all(**{name: int(n) for name, n in options.items()})]
             case "counters":
                 return [f"{name} {count}" for name, count in asdict(core.counters).items() if count]
             case _:
@@ -121,12 +126,20 @@ class _Run:
             "in flight " + (_join(core.plans_in_flight) or "-"),
             f"blocks {used} used, {core.num_cached_blocks} cached, {core.num_free_blocks} free",
         ]
+        if core.num_host_blocks:
+            parts.insert(2, "swapped " + (_join(sequence.sequence_id for sequence in core.swapped) or "-"))
+            parts.append(
+                f"host {core.num_host_blocks - core.num_free_host_blocks} used, {core.num_free_host_blocks} free"
+            )
         return "= " + " | ".join(parts)
 
 
 def _plan_lines(plan: StepPlan) -> list[str]:
     lines = [f"plan {plan.step_id}"]
     lines += [f"  release row {row}" for row in plan.released_rows]
+    lines += _copy_lines("swap out", plan.swap_out, "block", "host block")
+    lines += _copy_lines("swap in", plan.swap_in, "host block", "block")
+    lines += _copy_lines("copy on write", plan.copy_on_write, "block", "block")
     for admission in plan.admissions:
         lines.append(
             f"  admit row {admission.row}: sequence {admission.sequence_id}, tokens {_ranges(admission.token_ids)}, "
@@ -140,6 +153,11 @@ def _plan_lines(plan: StepPlan) -> list[str]:
     return lines
 
 
+def _copy_lines(phase: str, copies: BlockCopies, source: str, destination: str) -> list[str]:
+    pairs = zip(copies.sources, copies.destinations, strict=True)
+    return [f"  {phase}: {source} {one} to {destination} {other}" for one, other in pairs]
+
+
 def _output_lines(output: StepOutput) -> list[str]:
     pairs = zip(output.sequence_ids, output.token_ids, strict=True)
     tokens = [f"sequence {sequence_id} gets {token}" for sequence_id, token in pairs]
@@ -151,10 +169,10 @@ def _end_line(end: End) -> str:
     return f"sequence {end.sequence_id} ends: {end.reason.value}, {end.num_output_tokens} tokens{stop}"
 
 
-def _spec(sequence_id: int, options: dict[str, str]) -> SequenceSpec:
+def _specs(sequence_ids: str, options: dict[str, str]) -> tuple[SequenceSpec, ...]:
     deadline = options.pop("deadline", None)
-    return SequenceSpec(
-        sequence_id=sequence_id,
+    first = SequenceSpec(
+        sequence_id=0,
         prompt=_integers(options.pop("prompt")),
         max_tokens=int(options.pop("max_tokens")),
         stop_token_ids=frozenset(_integers(options.pop("stop", "0"))),
@@ -164,11 +182,15 @@ def _spec(sequence_id: int, options: dict[str, str]) -> SequenceSpec:
         deadline_ns=None if deadline is None else int(deadline),
         **options,  # type: ignore[arg-type]  # an unknown option is a TypeError
     )
+    return tuple(
+        replace(first, sequence_id=sequence_id, seed=first.seed + index)
+        for index, sequence_id in enumerate(_integers(sequence_ids))
+    )
 
 
 def _config(options: dict[str, str]) -> CoreConfig:
-    numbers: dict[str, Any] = {name: int(value) for name, value in options.items()}
-    return CoreConfig(**numbers)
+    fields: dict[str, Any] = {name: int(value) if value.isdigit() else value for name, value in options.items()}
+    return CoreConfig(**fields)
 
 
 def _options(words: list[str]) -> dict[str, str]:
