@@ -112,6 +112,11 @@ class StepFeed:
         self._planned: deque[StepSummary] = deque()
         self._num_preemptions = core.counters.preemptions
 
+    @property
+    def num_watchers(self) -> int:
+        """Watches that are open."""
+        return len(self._watches)
+
     @contextmanager
     def watch(self) -> Iterator[StepWatch]:
         """Watches from the next plan on, until the block is left."""

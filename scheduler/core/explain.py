@@ -127,11 +127,9 @@ class _Explainer:
             if picture.waiting and picture.waiting[0].priority < sequence.priority:
                 return Constraint.QUEUE, self._alone(picture.waiting[0], 0)
             return self._first_held_up(picture.swapped[:position], Constraint.QUEUE, may_pass=0)
-        if picture.swapped and sequence.priority >= picture.swapped[0].priority:
-            held_up = self._first_held_up(picture.swapped, Constraint.SWAPPED, may_pass=0)
-            if held_up is not None:
-                return held_up
-        return self._first_held_up(picture.waiting[:position], Constraint.QUEUE, may_pass=OVERTAKE_WINDOW)
+        swapped = tuple(other for other in picture.swapped if other.priority <= sequence.priority)
+        held_up = self._first_held_up(swapped, Constraint.SWAPPED, may_pass=0)
+        return held_up or self._first_held_up(picture.waiting[:position], Constraint.QUEUE, may_pass=OVERTAKE_WINDOW)
 
     def _first_held_up(
         self, ahead: tuple[SequenceSnapshot, ...], constraint: Constraint, *, may_pass: int
@@ -176,7 +174,8 @@ class _Explainer:
             return False
         victims = [other for other in self._picture.running if other.priority > sequence.priority]
         freed = sum(_num_exclusive(self._picture, victim) for victim in victims)
-        available = needs.blocks_free + needs.blocks_evictable + freed
+        watermark = needs.watermark if len(victims) < len(self._picture.running) else 0
+        available = needs.blocks_free + needs.blocks_evictable + freed - watermark
         return (
             bool(victims) and needs.blocks_needed <= available and needs.rows_needed <= needs.rows_free + len(victims)
         )
