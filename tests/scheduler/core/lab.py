@@ -118,6 +118,7 @@ class Lab:
         if isinstance(plan, StepPlan):
             self.num_steps += 1
             self._check_admissions(before, plan)
+            self._check_decodes(before, plan)
             fault = None
             if faulty_row is not None:
                 self.num_faults += 1
@@ -125,6 +126,8 @@ class Lab:
             self.undelivered.append(self._worker.execute(plan, fault=fault))
         elif isinstance(plan, Waiting):
             assert self.undelivered
+            if len(before.plans_in_flight) < self.config.max_plans_in_flight:
+                self._check_decodes(before, None)
         else:
             assert isinstance(plan, Idle) and not self.undelivered and not self.live
         return plan
@@ -291,6 +294,7 @@ class Lab:
         """Who is admitted when, and whom that may cost anything."""
         after = self.core.snapshot()
         admitted = {admission.sequence_id for admission in plan.admissions}
+        self._check_siblings(before, admitted, after)
         came_back = [sequence.sequence_id for sequence in before.swapped if sequence.sequence_id in admitted]
         assert came_back == [sequence.sequence_id for sequence in before.swapped[: len(came_back)]]
         waited = [sequence for sequence in before.waiting if sequence.sequence_id in admitted]
@@ -307,6 +311,22 @@ class Lab:
             assert all(
                 self._key(sequence)[0] > most_urgent for sequence in before.running if sequence.sequence_id in lost
             )
+
+    def _check_decodes(self, before: Snapshot, plan: StepPlan | None) -> None:
+        """One that lacks one token gets it in the very next plan, whatever prompts there are, or is preempted."""
+        running = {sequence.sequence_id for sequence in self.core.snapshot().running}
+        scheduled = set(plan.rows if plan else ())
+        for sequence in before.running:
+            lacks_one = sequence.num_uncomputed_tokens == 1 and sequence.leader is None
+            if lacks_one and sequence.sequence_id in running:
+                assert sequence.row in scheduled, f"sequence {sequence.sequence_id} lacks one token and must wait"
+
+    def _check_siblings(self, before: Snapshot, admitted: set[int], after: Snapshot) -> None:
+        """The sequences of a request that wait together get their rows together."""
+        running = {sequence.sequence_id for sequence in after.running}
+        for sequence in before.waiting:
+            if sequence.leader is not None:
+                assert (sequence.sequence_id in running) == (sequence.leader in admitted)
 
     def _key(self, sequence: SequenceSnapshot) -> tuple[int, int]:
         return (sequence.priority if self.config.policy == "priority" else 0, sequence.arrival)

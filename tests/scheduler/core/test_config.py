@@ -24,6 +24,11 @@ from scheduler.core.config import CoreConfig
             "max_num_batched_tokens (7) must be at least max_num_seqs (8): every running sequence decodes one token "
             "per step",
         ),
+        ({"num_host_blocks": -1}, "num_host_blocks must be at least 0, is -1"),
+        ({"bytes_per_block": -1}, "bytes_per_block must be at least 0, is -1"),
+        ({"max_overtakes": -1}, "max_overtakes must be at least 0, is -1"),
+        ({"policy": "lifo"}, "policy must be priority or fcfs, is 'lifo'"),
+        ({"preemption_mode": "drop"}, "preemption_mode must be auto, recompute or swap, is 'drop'"),
         ({"watermark": -1}, "watermark must be in [0, num_blocks = 4), is -1"),
         ({"watermark": 4}, "watermark must be in [0, num_blocks = 4), is 4"),
     ],

@@ -2,12 +2,21 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from typing import Any
+
 import pytest
 
 from scheduler.core.config import CoreConfig
-from scheduler.core.errors import NeverFitsError
+from scheduler.core.errors import (
+    DuplicateSequenceError,
+    InvalidSequenceError,
+    NeverFitsError,
+    QueueFullError,
+    SchedulerError,
+)
 from scheduler.core.plan import IDLE, WAITING, StepPlan
-from scheduler.core.result import EndReason, StepResult
+from scheduler.core.result import EndReason, StepOutput, StepResult
 from scheduler.core.scheduler import Scheduler
 from scheduler.core.sequence import SequenceSpec
 
@@ -24,8 +33,8 @@ def planned(core: Scheduler) -> StepPlan:
     return plan
 
 
-def answer(core: Scheduler, plan: StepPlan) -> None:
-    core.update(
+def answer(core: Scheduler, plan: StepPlan) -> StepOutput:
+    return core.update(
         StepResult(
             epoch=core.epoch, step_id=plan.step_id, num_sampled=plan.max_samples, tokens=(7,) * sum(plan.max_samples)
         )
@@ -105,3 +114,97 @@ def test_tokens_computed_again_in_chunks_are_booked_as_recomputed() -> None:
         answer(core, planned(core))
     counters = core.counters
     assert (counters.kept_tokens, counters.recomputed_tokens, counters.wasted_tokens) == (10, 9, 0)
+
+
+def test_what_can_never_fit_is_refused_with_both_numbers() -> None:
+    core = Scheduler(CoreConfig(num_blocks=12, block_size=16, max_num_seqs=4))
+    with pytest.raises(NeverFitsError, match="needs 13 blocks, pool 12: 100 prompt tokens and 94 more") as caught:
+        core.add(spec(1, 100, max_tokens=94))
+    assert (caught.value.field, caught.value.value, caught.value.limit) == ("max_tokens", 94, 12)
+    core.add(spec(1, 100, max_tokens=93))
+
+
+def test_a_sequence_that_grows_to_the_whole_pool_ends_by_length() -> None:
+    core = Scheduler(CoreConfig(num_blocks=3, block_size=4, max_num_seqs=2, max_num_batched_tokens=16))
+    core.add(spec(1, 5, max_tokens=8))
+    core.add(spec(2, 5, max_tokens=8))
+    ends = []
+    for _ in range(40):
+        plan = core.schedule()
+        if not isinstance(plan, StepPlan):
+            break
+        ends += answer(core, plan).ends
+    assert [(end.sequence_id, end.reason, end.num_output_tokens) for end in ends] == [
+        (1, EndReason.LENGTH, 8),
+        (2, EndReason.LENGTH, 8),
+    ]
+
+
+def group(count: int, **changes: Any) -> tuple[SequenceSpec, ...]:
+    return tuple(replace(spec(1, 5), sequence_id=index + 1, seed=index, **changes) for index in range(count))
+
+
+def different(**changes: Any) -> tuple[SequenceSpec, ...]:
+    first, second = group(2)
+    return first, replace(second, **changes)
+
+
+@pytest.mark.parametrize(
+    ("specs", "kind", "message", "field"),
+    [
+        ((), InvalidSequenceError, "a group has at least one sequence", "n"),
+        (group(5), InvalidSequenceError, "n is 5, must be at most 4 (max_num_seqs): all are admitted together", "n"),
+        (different(prompt=(2,)), InvalidSequenceError, "differ in prompt, salt or priority", "prompt"),
+        (different(cache_salt="x"), InvalidSequenceError, "differ in prompt, salt or priority", "prompt"),
+        (different(priority=1), InvalidSequenceError, "differ in prompt, salt or priority", "prompt"),
+        (different(max_tokens=0), InvalidSequenceError, "max_tokens must be at least 1, is 0", "max_tokens"),
+        (different(sequence_id=1), DuplicateSequenceError, "two sequences of a group have one id", "sequence_id"),
+        (different(sequence_id=7), DuplicateSequenceError, "sequence 7 is live", "sequence_id"),
+        (different(max_tokens=13), NeverFitsError, "needs 5 blocks, pool 4: 5 prompt tokens and 13 more", "max_tokens"),
+        (
+            group(4),
+            NeverFitsError,
+            "needs 5 blocks, pool 4: 5 prompt tokens and a block for each of 3 more sequences",
+            "n",
+        ),
+        (group(3), QueueFullError, "1 sequences wait, limit 3", "request"),
+    ],
+)
+def test_a_group_that_is_impossible_changes_nothing(
+    specs: tuple[SequenceSpec, ...], kind: type[SchedulerError], message: str, field: str
+) -> None:
+    core = Scheduler(CoreConfig(num_blocks=4, block_size=4, max_num_seqs=4, max_num_waiting=3))
+    core.add(spec(7, 1))
+    before = core.snapshot()
+    with pytest.raises(kind) as caught:
+        core.add_group(specs)
+    assert message in str(caught.value)
+    assert caught.value.field == field
+    assert core.snapshot() == before
+
+
+def test_a_group_takes_all_rows_or_none() -> None:
+    core = Scheduler(CoreConfig(num_blocks=16, block_size=4, max_num_seqs=4))
+    for sequence_id in (8, 9):
+        core.add(spec(sequence_id, 1, max_tokens=2))
+    answer(core, planned(core))
+    core.add_group(group(3))
+    core.add(spec(7, 1))
+    answer(core, planned(core))
+    assert (core.num_waiting, core.num_running) == (4, 0), "two rows were free; nobody passes those who wait for rows"
+    planned(core)
+    assert (core.num_waiting, core.num_running) == (0, 4)
+
+
+def test_finishing_all_ends_swapped_sequences_too() -> None:
+    core = Scheduler(CoreConfig(num_blocks=4, block_size=2, max_num_seqs=2, num_host_blocks=4, preemption_mode="swap"))
+    core.add(spec(1, 4))
+    core.add(spec(2, 4))
+    for _ in range(2):
+        answer(core, planned(core))
+    core.add(spec(3, 1))
+    assert (core.num_running, core.num_swapped, core.num_waiting) == (1, 1, 1)
+    ends = core.finish_all(EndReason.WORKER_LOST)
+    assert [end.sequence_id for end in ends] == [1, 2, 3]
+    assert core.snapshot().num_free_host_blocks == 4
+    assert core.schedule() is IDLE

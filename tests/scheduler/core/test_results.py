@@ -89,3 +89,78 @@ def test_columns_keep_the_entries_of_the_tokens_that_are_kept() -> None:
     assert output == StepOutput(
         sequence_ids=(2,), token_ids=(6,), logprobs=(-0.25,), top_tokens=((6,),), top_logprobs=((-0.25,),)
     )
+
+
+def decoding(count: int, *, stop: frozenset[int] = frozenset(), max_tokens: int = 9) -> Scheduler:
+    """Sequences 1..count that share nothing, all decoding, with one plan in flight."""
+    core = Scheduler(CoreConfig(num_blocks=16, block_size=4, max_num_seqs=4))
+    for sequence_id in range(1, count + 1):
+        core.add(
+            SequenceSpec(sequence_id=sequence_id, prompt=(sequence_id,), max_tokens=max_tokens, stop_token_ids=stop)
+        )
+    assert isinstance(core.schedule(), StepPlan)
+    core.update(StepResult(epoch=0, step_id=1, num_sampled=(1,) * count, tokens=tuple(range(10, 10 + count))))
+    assert isinstance(core.schedule(), StepPlan)
+    return core
+
+
+def booked(core: Scheduler) -> tuple[int, int, int]:
+    counters = core.counters
+    return counters.kept_tokens, counters.recomputed_tokens, counters.wasted_tokens
+
+
+def test_a_member_that_left_the_decode_batch_is_settled_by_itself() -> None:
+    core = decoding(4)
+    core.finish(2, EndReason.ABORT)
+    output = core.update(
+        StepResult(epoch=0, step_id=2, num_sampled=(1,) * 4, tokens=(21, 22, 23, 24), logprobs=(-1.0, -2.0, -3.0, -4.0))
+    )
+    assert (output.sequence_ids, output.token_ids, output.logprobs) == ((1, 3, 4), (21, 23, 24), (-1.0, -3.0, -4.0))
+    assert booked(core) == (7, 0, 1)
+
+
+def test_a_member_with_its_last_token_in_flight_ends_by_length() -> None:
+    core = decoding(2, max_tokens=2)
+    output = core.update(StepResult(epoch=0, step_id=2, num_sampled=(1, 1), tokens=(21, 22)))
+    assert sorted(zip(output.sequence_ids, output.token_ids, strict=True)) == [(1, 21), (2, 22)]
+    assert {(end.sequence_id, end.reason, end.num_output_tokens) for end in output.ends} == {
+        (1, EndReason.LENGTH, 2),
+        (2, EndReason.LENGTH, 2),
+    }
+
+
+def test_a_stop_token_ends_the_member_that_has_it_among_its_own() -> None:
+    core = decoding(3, stop=frozenset({22}))
+    core.finish(3, EndReason.ABORT)
+    output = core.update(StepResult(epoch=0, step_id=2, num_sampled=(1,) * 3, tokens=(21, 22, 22)))
+    assert [(end.sequence_id, end.reason, end.stop_token_id) for end in output.ends] == [(2, EndReason.STOP, 22)]
+    assert output.token_ids == (21, 22)
+
+
+def test_a_failed_row_ends_its_member_and_the_others_decode_on() -> None:
+    core = decoding(3)
+    flags = (RowFlag.OK, RowFlag.NON_FINITE, RowFlag.OK)
+    output = core.update(
+        StepResult(epoch=0, step_id=2, num_sampled=(1, 0, 1), tokens=(21, 23), logprobs=(-1.0, -3.0), flags=flags)
+    )
+    assert (output.sequence_ids, output.token_ids, output.logprobs) == ((1, 3), (21, 23), (-1.0, -3.0))
+    assert [(end.sequence_id, end.reason, end.num_output_tokens) for end in output.ends] == [
+        (2, EndReason.NON_FINITE, 1)
+    ]
+    plan = core.schedule()
+    assert isinstance(plan, StepPlan)
+    assert (plan.num_tokens, plan.max_samples, plan.admissions) == ((1, 1), (1, 1), ())
+    # The rows now come one by one, and are a batch again from the next plan on.
+    output = core.update(StepResult(epoch=0, step_id=3, num_sampled=(1, 1), tokens=(31, 33)))
+    assert (output.sequence_ids, output.token_ids) == ((1, 3), (31, 33))
+    assert booked(core) == (8, 0, 0)
+    assert core.counters.computed_tokens == 8
+
+
+def test_a_failed_row_of_one_that_has_ended_already_changes_nobody() -> None:
+    core = decoding(2)
+    core.finish(1, EndReason.ABORT)
+    flags = (RowFlag.NON_FINITE, RowFlag.OK)
+    output = core.update(StepResult(epoch=0, step_id=2, num_sampled=(0, 1), tokens=(22,), flags=flags))
+    assert (output.sequence_ids, output.token_ids, output.ends) == ((2,), (22,), ())
+    assert booked(core) == (3, 0, 1)

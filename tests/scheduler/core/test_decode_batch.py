@@ -1,0 +1,163 @@
+"""Members of the decode batch: their columns, their counts by the clock, and when they need attention."""
+
+from __future__ import annotations
+
+from scheduler.core.decode_batch import DecodeBatch
+from scheduler.core.live import LiveSequence
+from scheduler.core.sequence import SequenceSpec
+
+BLOCK = 4
+
+
+def sequence(
+    sequence_id: int, *, prompt: int = 3, max_tokens: int = 50, stop: frozenset[int] = frozenset()
+) -> LiveSequence:
+    """One whose prompt and first token are settled, with the blocks that hold them, ready to decode."""
+    spec = SequenceSpec(sequence_id=sequence_id, prompt=(1,) * prompt, max_tokens=max_tokens, stop_token_ids=stop)
+    live = LiveSequence(spec, arrival=sequence_id)
+    live.token_ids.append(9)
+    live.num_computed = live.num_counted = prompt
+    live.row = 10 + sequence_id
+    live.blocks = list(range(-(-prompt // BLOCK)))
+    return live
+
+
+def plan(batch: DecodeBatch, count: int = 1) -> None:
+    batch.clock += count
+
+
+def settle(batch: DecodeBatch, members: list[LiveSequence], token: int = 5) -> None:
+    """The oldest plan in flight comes back with a token for each of these."""
+    batch.settled += 1
+    for member in members:
+        member.token_ids.append(token)
+
+
+def test_columns_are_parallel_and_a_leaver_is_replaced_by_the_last() -> None:
+    batch = DecodeBatch()
+    assert len(batch.columns().rows) == 0
+    members = [sequence(i) for i in range(4)]
+    for member in members:
+        batch.join(member, BLOCK)
+    columns = batch.columns()
+    assert (columns.sequence_ids, columns.rows, columns.ones) == ((0, 1, 2, 3), (10, 11, 12, 13), (1, 1, 1, 1))
+    assert columns.sequences == tuple(members)
+    assert batch.columns() is columns, "made anew although nobody came or went"
+    batch.leave(members[1])
+    batch.leave(members[3])
+    assert batch.columns().sequence_ids == (0, 2)
+    assert columns.sequence_ids == (0, 1, 2, 3), "a plan in flight holds these"
+    batch.join(members[1], BLOCK)
+    batch.leave(members[0])
+    columns = batch.columns()
+    assert (columns.sequence_ids, columns.rows) == ((1, 2), (11, 12))
+    for append in columns.appends:
+        append(7)
+    assert [member.token_ids[-1] for member in members] == [9, 7, 7, 9]
+
+
+def test_a_member_counts_by_the_clock() -> None:
+    batch = DecodeBatch()
+    early, late = sequence(1), sequence(2)
+    batch.join(early, BLOCK)
+    plan(batch)
+    late.num_in_flight_tokens = late.num_in_flight_plans = 1  # of the plan that computed its prompt
+    batch.join(late, BLOCK)
+    plan(batch)
+    assert (early.progress, late.progress) == ((5, 2, 2), (4, 2, 2))
+    settle(batch, [early])
+    assert (early.progress, batch.in_flight(early), batch.in_flight(late)) == ((5, 1, 1), 1, 1)
+
+
+def test_a_leaver_takes_its_counts_along() -> None:
+    batch = DecodeBatch()
+    member = sequence(1)
+    batch.join(member, BLOCK)
+    plan(batch, 2)
+    settle(batch, [member])
+    plan(batch)
+    batch.leave(member)
+    assert member.decoding is None
+    assert member.progress == (6, 2, 2)
+    assert member.num_counted == 4, "3 of the prompt and the one whose result is back"
+
+
+def test_what_was_computed_before_the_first_result_is_back_stays_uncounted() -> None:
+    batch = DecodeBatch()
+    plan(batch)
+    member = sequence(1)
+    member.num_counted = 0
+    member.num_in_flight_tokens = member.num_in_flight_plans = 1
+    batch.join(member, BLOCK)
+    plan(batch)
+    batch.leave(member)
+    assert (member.progress, member.num_counted) == ((4, 2, 2), 0)
+
+
+def test_a_full_table_is_due_when_the_next_token_has_no_place() -> None:
+    batch = DecodeBatch()
+    short, full = sequence(1, prompt=3), sequence(2, prompt=4)
+    batch.join(short, BLOCK)
+    batch.join(full, BLOCK)
+    assert batch.take_full() == [full]
+    full.blocks.append(9)
+    batch.set_date(full, BLOCK)
+    plan(batch)
+    assert batch.take_full() == [short]
+    short.blocks.append(8)
+    batch.set_date(short, BLOCK)
+    for _ in range(2):
+        plan(batch)
+        assert batch.take_full() == []
+    plan(batch)
+    assert batch.take_full() == [full]
+
+
+def test_those_due_together_come_in_order_of_service() -> None:
+    batch = DecodeBatch()
+    members = [sequence(i, prompt=4) for i in (3, 1, 2)]
+    for member in members:
+        batch.join(member, BLOCK)
+    assert [member.arrival for member in batch.take_full()] == [1, 2, 3]
+
+
+def test_the_last_token_is_due_once_it_is_planned() -> None:
+    batch = DecodeBatch()
+    settled, in_flight = sequence(1, max_tokens=3), sequence(2, max_tokens=3)
+    in_flight.num_in_flight_tokens = in_flight.num_in_flight_plans = 1
+    batch.join(settled, BLOCK)
+    batch.join(in_flight, BLOCK)
+    plan(batch)
+    assert batch.take_last() == [in_flight], "one settled, one in flight, one planned"
+    batch.leave(in_flight)
+    plan(batch)
+    assert batch.take_last() == [settled]
+
+
+def test_who_left_is_not_due_and_who_came_back_is_due_once() -> None:
+    batch = DecodeBatch()
+    gone, back = sequence(1, max_tokens=4), sequence(2, max_tokens=4)
+    for member in (gone, back):
+        batch.join(member, BLOCK)
+    batch.leave(gone)
+    batch.leave(back)
+    batch.join(back, BLOCK)
+    plan(batch)
+    assert batch.take_full() == [back]
+    batch.set_date(back, BLOCK)
+    plan(batch, 2)
+    assert batch.take_last() == [back]
+
+
+def test_stop_tokens_are_the_union_of_the_members() -> None:
+    batch = DecodeBatch()
+    members = [sequence(1, stop=frozenset({0})), sequence(2, stop=frozenset({0, 7})), sequence(3, stop=frozenset({0}))]
+    for member in members:
+        batch.join(member, BLOCK)
+    assert batch.columns().stop_token_ids == {0, 7}
+    batch.leave(members[1])
+    assert batch.columns().stop_token_ids == {0}
+    batch.leave(members[0])
+    assert batch.columns().stop_token_ids == {0}
+    batch.leave(members[2])
+    assert batch.columns().stop_token_ids == frozenset()

@@ -1,0 +1,211 @@
+"""Who is served when: bounds on waiting, counted in steps and in sequences that pass."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from scheduler.core.config import CoreConfig
+from scheduler.core.plan import StepPlan
+from scheduler.core.result import EndReason
+from scheduler.core.sequence import SequenceSpec
+from tests.scheduler.core import toy_model
+from tests.scheduler.core.lab import Lab
+
+
+def lab(**limits: Any) -> Lab:
+    defaults: dict[str, Any] = {"num_blocks": 64, "block_size": 4, "max_num_seqs": 8, "max_num_batched_tokens": 16}
+    return Lab(CoreConfig(**(defaults | limits)))
+
+
+def spec(sequence_id: int, num_prompt: int, *, max_tokens: int = 40, priority: int = 0) -> SequenceSpec:
+    first = 1 + sequence_id % (toy_model.VOCABULARY - 1)
+    return SequenceSpec(
+        sequence_id=sequence_id,
+        prompt=(first,) * num_prompt,
+        max_tokens=max_tokens,
+        priority=priority,
+        cache_salt=str(sequence_id),
+    )
+
+
+def row_of(bench: Lab, sequence_id: int) -> int:
+    row = {one.sequence_id: one.row for one in bench.core.snapshot().running}[sequence_id]
+    assert row is not None
+    return row
+
+
+@pytest.mark.parametrize("max_plans_in_flight", [1, 2])
+@pytest.mark.parametrize("prompt_first", [False, True])
+def test_a_long_prompt_never_delays_a_running_decode(max_plans_in_flight: int, prompt_first: bool) -> None:
+    """Every plan holds a token of every sequence that lacks just one, until the prompt is through and beyond."""
+    bench = lab(max_plans_in_flight=max_plans_in_flight)
+    for sequence_id in (1, 2):
+        bench.add(spec(sequence_id, 3, priority=prompt_first))
+    bench.schedule()
+    bench.deliver()
+    bench.add(spec(3, 150, max_tokens=2))
+    prompt_plans = 0
+    for _ in range(15):
+        plan = bench.schedule()
+        assert isinstance(plan, StepPlan)
+        tokens = dict(zip(plan.rows, plan.num_tokens, strict=True))
+        assert [tokens[row_of(bench, sequence_id)] for sequence_id in (1, 2)] == [1, 1]
+        prompt_plans += max(plan.num_tokens) > 1
+        bench.deliver()
+    assert prompt_plans == 11, "150 tokens, 14 of them beside two decodes in each plan"
+    bench.drain()
+
+
+def test_several_long_prompts_are_computed_in_order_of_service() -> None:
+    bench = lab(max_num_batched_tokens=8)
+    bench.add(spec(1, 20))
+    bench.add(spec(2, 20))
+    started: list[list[int]] = []
+    for _ in range(3):
+        bench.schedule()
+        bench.deliver()
+        started.append([one.sequence_id for one in bench.core.snapshot().running])
+    assert started == [[1], [1], [1, 2]], "the second gets the budget that the first one's last chunk leaves"
+
+
+@pytest.mark.parametrize("max_overtakes", [0, 1, 3])
+def test_one_that_waits_for_blocks_is_passed_max_overtakes_times(max_overtakes: int) -> None:
+    bench = lab(num_blocks=8, max_overtakes=max_overtakes)
+    bench.add(spec(1, 16, max_tokens=9))
+    bench.schedule()
+    bench.deliver()
+    bench.add(spec(2, 24, max_tokens=1))
+    for sequence_id in range(3, 10):
+        bench.add(spec(sequence_id, 1, max_tokens=1))
+    passed = 0
+    while 1 in bench.live:
+        plan = bench.schedule()
+        if isinstance(plan, StepPlan):
+            passed += len(plan.admissions)
+        bench.deliver()
+        assert 2 in bench.live
+    assert passed == max_overtakes
+    assert bench.core.snapshot().waiting[0].num_overtaken == max_overtakes
+    bench.schedule()
+    assert bench.core.snapshot().running[0].sequence_id == 2, "the blocks were kept for it"
+    bench.drain()
+
+
+def test_nobody_passes_one_that_waits_for_a_row() -> None:
+    bench = lab(max_num_seqs=2)
+    bench.add(spec(1, 4))
+    bench.schedule()
+    bench.add(spec(2, 4), spec_like(2, 3))
+    bench.add(spec(4, 1))
+    plan = bench.schedule()
+    assert isinstance(plan, StepPlan)
+    assert plan.admissions == ()
+
+
+def spec_like(sequence_id: int, other_id: int) -> SequenceSpec:
+    """Another sequence of the same request."""
+    first = spec(sequence_id, 4)
+    return SequenceSpec(
+        sequence_id=other_id, prompt=first.prompt, max_tokens=first.max_tokens, seed=1, cache_salt=first.cache_salt
+    )
+
+
+def test_one_of_lower_priority_may_pass_and_gives_way_once_that_lets_the_other_in() -> None:
+    bench = lab(num_blocks=8, max_num_batched_tokens=64, max_plans_in_flight=1)
+    bench.add(spec(1, 16, max_tokens=12))
+    bench.schedule()
+    bench.deliver()
+    bench.add(spec(2, 32, max_tokens=1))
+    bench.add(spec(3, 2, max_tokens=20, priority=1))
+    bench.schedule()
+    picture = bench.core.snapshot()
+    assert [one.sequence_id for one in picture.running] == [1, 3]
+    assert [(one.sequence_id, one.num_overtaken) for one in picture.waiting] == [(2, 1)]
+    bench.deliver()
+    bench.schedule()
+    assert bench.core.counters.preemptions == 0, "2 needs all 8 blocks, and 1 holds 5"
+    bench.deliver()
+    bench.finish(1, EndReason.ABORT)
+    bench.schedule()
+    picture = bench.core.snapshot()
+    assert [one.sequence_id for one in picture.running] == [2]
+    assert [one.sequence_id for one in picture.waiting] == [3]
+    bench.drain()
+
+
+@pytest.mark.parametrize("preemption_mode", ["recompute", "swap"])
+def test_an_urgent_sequence_takes_the_last_of_those_of_lower_priority(preemption_mode: str) -> None:
+    bench = lab(num_blocks=6, num_host_blocks=6, preemption_mode=preemption_mode)
+    for sequence_id, priority in ((1, 2), (2, 0), (3, 1), (4, 2)):
+        bench.add(spec(sequence_id, 3, max_tokens=4, priority=priority))
+    bench.schedule()
+    bench.deliver()
+    bench.add(spec(5, 16, max_tokens=1, priority=0))
+    plan = bench.schedule()
+    assert isinstance(plan, StepPlan)
+    assert [admission.sequence_id for admission in plan.admissions] == [5]
+    picture = bench.core.snapshot()
+    assert [one.sequence_id for one in picture.running] == [2, 5, 3]
+    preempted = picture.swapped if preemption_mode == "swap" else picture.waiting
+    assert [one.sequence_id for one in preempted] == [1, 4]
+    bench.drain()
+
+
+@pytest.mark.parametrize(("priority", "preemptions"), [(0, 1), (1, 0), (2, 0)])
+def test_only_those_of_lower_priority_give_way(priority: int, preemptions: int) -> None:
+    bench = lab(max_num_seqs=1)
+    bench.add(spec(1, 4, priority=1))
+    bench.schedule()
+    bench.deliver()
+    bench.add(spec(2, 4, priority=priority))
+    bench.schedule()
+    assert bench.core.counters.preemptions == preemptions
+    bench.drain()
+
+
+def test_nobody_is_preempted_for_one_that_stays_out_all_the_same() -> None:
+    bench = lab(num_blocks=10, watermark=3)
+    bench.add(spec(1, 8, max_tokens=24))
+    bench.add(spec(2, 12, max_tokens=8, priority=1))
+    bench.schedule()
+    bench.deliver()
+    bench.add(spec(3, 24, max_tokens=8))
+    bench.schedule()
+    assert bench.core.counters.preemptions == 0, "with 2 preempted, 2 blocks would be left; the watermark is 3"
+    bench.drain()
+
+
+def test_the_watermark_does_not_count_against_one_that_is_left_alone() -> None:
+    bench = lab(num_blocks=8, watermark=3)
+    bench.add(spec(1, 8, priority=1, max_tokens=8))
+    bench.schedule()
+    bench.deliver()
+    bench.add(spec(2, 28, max_tokens=4))
+    bench.schedule()
+    assert [one.sequence_id for one in bench.core.snapshot().running] == [2]
+    bench.drain()
+
+
+def test_first_come_first_served_looks_at_no_priority() -> None:
+    bench = lab(max_num_seqs=1, policy="fcfs")
+    bench.add(spec(1, 4, max_tokens=6, priority=9))
+    bench.schedule()
+    bench.add(spec(2, 4, max_tokens=1, priority=1))
+    bench.add(spec(3, 4, max_tokens=1, priority=-1))
+    bench.drain()
+    assert list(bench.ends) == [1, 2, 3]
+    assert bench.core.counters.preemptions == 0
+
+
+def test_the_victim_is_among_the_last_four_in_order_of_service() -> None:
+    bench = lab(num_blocks=24, preemption_mode="recompute", max_num_batched_tokens=99, max_plans_in_flight=1)
+    # All hold 4 blocks when 1 needs another one. 2 has the fewest tokens to compute anew, but comes early; 4 is next.
+    for sequence_id, length in ((1, 13), (2, 11), (3, 13), (4, 12), (5, 13), (6, 13)):
+        bench.add(spec(sequence_id, length, max_tokens=12))
+    while not bench.core.counters.preemptions:
+        bench.schedule()
+        bench.deliver()
+    assert bench.core.snapshot().waiting[0].sequence_id == 4
+    bench.drain()
