@@ -7,6 +7,7 @@ with Client("127.0.0.1:50051") as client:
         print(delta.text, end="", flush=True)
 """
 
+from clients.admin import AdminClient
 from clients.aio import AsyncClient, AsyncDeltaStream
 from clients.errors import (
     AlreadyExistsError,
@@ -25,6 +26,7 @@ from clients.stats import Stats
 from clients.sync import Client, DeltaStream
 
 __all__ = [
+    "AdminClient",
     "AlreadyExistsError",
     "AsyncClient",
     "AsyncDeltaStream",
