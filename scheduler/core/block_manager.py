@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from scheduler.core.block_pool import BlockPool
 from scheduler.core.config import CoreConfig
 from scheduler.core.live import LiveSequence, blocks_for, max_cached_tokens
-from scheduler.core.prefix_cache import PrefixCache, chain_key, root_key, token_bytes
+from scheduler.core.prefix_cache import BYTES_PER_TOKEN, PrefixCache, chain_key, root_key, token_bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,23 +99,14 @@ class BlockManager:
         A plan sent later reads them after they were written, because a worker executes plans in order; a row of the
         same plan may too, because each layer writes all its KV before it attends.
         """
-        if not self._caching:
+        first = sequence.num_indexed
+        full = min(num_computed, len(sequence.token_ids)) // self._block_size
+        if full <= first or not self._caching:
             return
-        size, spec = self._block_size, sequence.spec
-        full = min(num_computed, len(sequence.token_ids)) // size
-        while sequence.num_indexed < full:
-            index = sequence.num_indexed
-            tokens = token_bytes(sequence.token_ids[index * size : (index + 1) * size])
-            key = self._key(sequence, index, tokens)
-            self.prefix_cache.insert(
-                key,
-                tokens,
-                sequence.blocks[index],
-                sequence.block_keys[0],
-                tenant=spec.tenant,
-                cache_salt=spec.cache_salt,
-            )
-            sequence.num_indexed += 1
+        spec, insert = sequence.spec, self.prefix_cache.insert
+        for key, tokens, block in zip(*self._keys(sequence, first, full), sequence.blocks[first:full], strict=True):
+            insert(key, tokens, block, sequence.block_keys[0], tenant=spec.tenant, cache_salt=spec.cache_salt)
+        sequence.num_indexed = full
 
     def release(self, sequence: LiveSequence) -> None:
         """Takes a sequence's blocks back; those with a known prefix stay cached, its tail evicted before its head."""
@@ -142,20 +133,24 @@ class BlockManager:
         """The longest run of cached blocks that begins this sequence, within `max_cached_tokens`."""
         if not self._caching:
             return []
-        size = self._block_size
+        num_blocks = max_cached_tokens(len(sequence.token_ids), self._block_size) // self._block_size
         hits: list[int] = []
-        for index in range(max_cached_tokens(len(sequence.token_ids), size) // size):
-            tokens = token_bytes(sequence.token_ids[index * size : (index + 1) * size])
-            block = self.prefix_cache.find(self._key(sequence, index, tokens), tokens)
+        for key, tokens in zip(*self._keys(sequence, 0, num_blocks), strict=True):
+            block = self.prefix_cache.find(key, tokens)
             if block is None:
                 break
             hits.append(block)
         return hits
 
-    def _key(self, sequence: LiveSequence, index: int, tokens: bytes) -> bytes:
-        """Key of a full block; those before it have theirs, because blocks are asked for in order."""
-        keys = sequence.block_keys
-        if index == len(keys):
+    def _keys(self, sequence: LiveSequence, first: int, end: int) -> tuple[list[bytes], list[bytes]]:
+        """Keys and tokens of the full blocks first .. end-1. Keys are kept: those before have theirs."""
+        size, keys = self._block_size, sequence.block_keys
+        content = token_bytes(sequence.token_ids[first * size : end * size])
+        width = size * BYTES_PER_TOKEN
+        tokens = [content[start : start + width] for start in range(0, len(content), width)]
+        if len(keys) < end:
             parent = keys[-1] if keys else root_key(self._model_key, 0, sequence.spec.cache_salt)
-            keys.append(chain_key(parent, tokens))
-        return keys[index]
+            for block_tokens in tokens[len(keys) - first :]:
+                parent = chain_key(parent, block_tokens)
+                keys.append(parent)
+        return keys[first:end], tokens

@@ -12,6 +12,7 @@ from array import array
 from hashlib import blake2b
 from typing import NamedTuple
 
+BYTES_PER_TOKEN = 4
 _DIGEST_BYTES = 16
 
 
