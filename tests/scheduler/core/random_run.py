@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import random
 import sys
+from dataclasses import replace
 from hashlib import sha256
 
 from scheduler.core.config import CoreConfig
@@ -21,9 +22,12 @@ _CONFIG = CoreConfig(
     max_num_seqs=32,
     max_num_batched_tokens=96,
     max_num_waiting=64,
+    num_host_blocks=24,
+    bytes_per_block=1000,
     model_key=b"toy",
 )
 _STEPS_BETWEEN_CHECKS = 100
+MAX_N = 4
 
 
 def random_run(*, seed: int, num_requests: int) -> Lab:
@@ -33,9 +37,11 @@ def random_run(*, seed: int, num_requests: int) -> Lab:
     heads = [tuple(dice.choices(range(1, toy_model.VOCABULARY), k=16)) for _ in range(8)]
     now_ns = added = 0
     while added < num_requests:
-        for _ in range(min(dice.randint(0, 8), num_requests - added, _CONFIG.max_num_waiting - lab.core.num_waiting)):
-            added += 1
-            lab.add(_request(added, dice, heads, now_ns))
+        for _ in range(min(dice.randint(0, 8), num_requests - added)):
+            request = random_request(added, dice, heads, now_ns)
+            if lab.core.num_waiting + len(request) <= _CONFIG.max_num_waiting:
+                added += 1
+                lab.add(*request)
         if dice.random() < 0.3 and lab.live:
             lab.finish(dice.choice(list(lab.live)), EndReason.ABORT)
         now_ns += 1
@@ -51,10 +57,13 @@ def random_run(*, seed: int, num_requests: int) -> Lab:
     return lab
 
 
-def _request(sequence_id: int, dice: random.Random, heads: list[tuple[int, ...]], now_ns: int) -> SequenceSpec:
+def random_request(
+    number: int, dice: random.Random, heads: list[tuple[int, ...]], now_ns: int
+) -> tuple[SequenceSpec, ...]:
+    """A short request, now and then of several sequences. No two numbers share an id."""
     tail = tuple(dice.choices(range(1, toy_model.VOCABULARY), k=dice.randint(1, 8)))
-    return SequenceSpec(
-        sequence_id=sequence_id,
+    first = SequenceSpec(
+        sequence_id=number * MAX_N,
         prompt=dice.choice(heads)[: dice.randint(0, 16)] + tail,
         max_tokens=dice.randint(1, 12),
         stop_token_ids=frozenset({toy_model.EOS}),
@@ -63,6 +72,8 @@ def _request(sequence_id: int, dice: random.Random, heads: list[tuple[int, ...]]
         cache_salt=dice.choice(("", "", "pepper")),
         deadline_ns=now_ns + dice.randint(1, 400) if dice.random() < 0.2 else None,
     )
+    n = dice.choice((1,) * 8 + (2, MAX_N))
+    return tuple(replace(first, sequence_id=first.sequence_id + i, seed=first.seed + i) for i in range(n))
 
 
 def digest(lab: Lab) -> str:
