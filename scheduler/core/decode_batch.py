@@ -95,7 +95,7 @@ class DecodeBatch:
         self._appends.append(sequence.token_ids.append)
         self._stops.add(sequence.spec.stop_token_ids)
         self._columns = None
-        sequence.last_date = self.clock + sequence.spec.max_tokens - sequence.num_planned_output
+        sequence.last_date = self.clock + sequence.max_tokens - sequence.num_planned_output
         self._last.setdefault(sequence.last_date, {})[sequence.spec.sequence_id] = sequence
         self.set_date(sequence, block_size)
 

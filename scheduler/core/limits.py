@@ -16,8 +16,16 @@ from scheduler.core.sequence import SequenceSpec
 
 
 def blocks_needed(spec: SequenceSpec, block_size: int) -> int:
-    """Blocks of the whole sequence; the KV of its last token is never computed."""
-    return blocks_for(len(spec.prompt) + spec.max_tokens - 1, block_size)
+    """Blocks of the whole sequence, or of the prompt if its end is open; the KV of its last token is never computed."""
+    num_output = 1 if spec.open_ended else spec.max_tokens
+    return blocks_for(len(spec.prompt) + num_output - 1, block_size)
+
+
+def max_tokens_within(spec: SequenceSpec, num_blocks: int, block_size: int) -> int:
+    """Tokens that a sequence may generate with this pool; 0 or less if its prompt does not fit."""
+    if not spec.open_ended:
+        return spec.max_tokens
+    return min(spec.max_tokens, num_blocks * block_size + 1 - len(spec.prompt))
 
 
 def check_group(
@@ -64,14 +72,15 @@ def _check_spec(spec: SequenceSpec, first: SequenceSpec, live: Container[int]) -
 
 
 def _check_fits(specs: tuple[SequenceSpec, ...], block_size: int, num_blocks: int) -> None:
-    spec = max(specs, key=lambda one: one.max_tokens)
+    spec = max(specs, key=lambda one: blocks_needed(one, block_size))
     needed = blocks_needed(spec, block_size)
     if needed > num_blocks:
         raise NeverFitsError(
-            f"needs {needed} blocks, pool {num_blocks}: {len(spec.prompt)} prompt tokens and {spec.max_tokens} more, "
-            f"{block_size} per block",
-            field="max_tokens",
-            value=spec.max_tokens,
+            f"needs {needed} blocks, pool {num_blocks}: {len(spec.prompt)} prompt tokens"
+            + ("" if spec.open_ended else f" and {spec.max_tokens} more")
+            + f", {block_size} per block",
+            field="prompt" if spec.open_ended else "max_tokens",
+            value=len(spec.prompt) if spec.open_ended else spec.max_tokens,
             limit=num_blocks,
         )
     together = blocks_for(len(spec.prompt), block_size) + len(specs) - 1

@@ -26,6 +26,7 @@ class LiveSequence:
     """The state of one sequence. Two kinds of progress are kept apart: settled (results are back) and planned.
 
     key: order of service, (priority, arrival). It never changes, so a preempted sequence keeps its place.
+    max_tokens: the spec's, or what the pool holds if its end is open.
     token_ids: the prompt and all settled output tokens.
     decoding: the batch it decodes in, one token per plan, or None. While it is set, the three counts below hold what
       they were at `joined_at`; `decoding.clock` says how many plans have come since. slot: its place in the columns.
@@ -54,6 +55,7 @@ class LiveSequence:
         "joined_at",
         "key",
         "last_date",
+        "max_tokens",
         "num_computed",
         "num_counted",
         "num_in_flight_plans",
@@ -73,6 +75,7 @@ class LiveSequence:
         self.spec = spec
         self.arrival = arrival
         self.key = (priority, arrival)
+        self.max_tokens = spec.max_tokens
         self.token_ids = list(spec.prompt)
         self.decoding: DecodeBatch | None = None
         self.joined_at = self.slot = self.full_date = self.last_date = 0
@@ -106,7 +109,7 @@ class LiveSequence:
     def num_uncomputed(self) -> int:
         """Tokens that a plan may compute now. 0 while the next one is not sampled yet, and once the last token that
         max_tokens allows is sampled or in flight: its KV is never needed. Not kept while it decodes."""
-        if self.num_planned_output >= self.spec.max_tokens:
+        if self.num_planned_output >= self.max_tokens:
             return 0
         return len(self.token_ids) + self.num_in_flight_tokens - self.num_computed
 

@@ -28,7 +28,7 @@ from scheduler.core.drop_prefix import PrefixSelection, drop_prefix
 from scheduler.core.forks import Group
 from scheduler.core.history import DecisionKind
 from scheduler.core.host_pool import HostPool
-from scheduler.core.limits import blocks_needed, check_group
+from scheduler.core.limits import blocks_needed, check_group, max_tokens_within
 from scheduler.core.live import LiveSequence, Queue, blocks_for
 from scheduler.core.plan import IDLE, WAITING, Idle, StepPlan, Waiting
 from scheduler.core.plan_builder import PlanBuilder, PlanInFlight, PlannedRow
@@ -117,6 +117,7 @@ class Scheduler:
         for spec in specs:
             priority = spec.priority if self.config.policy == "priority" else 0
             sequence = LiveSequence(spec, self._num_arrivals, priority)
+            sequence.max_tokens = max_tokens_within(spec, self.blocks.pool.num_blocks, self.config.block_size)
             self._num_arrivals += 1
             self._live[spec.sequence_id] = sequence
             self._waiting.insert(sequence)
@@ -343,7 +344,7 @@ class Scheduler:
         for sequence in self._decoding.take_last():
             self._stop_decoding(sequence)
         for sequence in self._joining:
-            if sequence.num_planned_output < sequence.spec.max_tokens:
+            if sequence.num_planned_output < sequence.max_tokens:
                 self._decoding.join(sequence, self.config.block_size)
         self._joining.clear()
         for group in self._copied:
@@ -616,15 +617,22 @@ class Scheduler:
         self.host = HostPool(num_host_blocks)
 
     def _end_too_large(self, num_blocks: int) -> tuple[End, ...]:
-        """Ends what can never fit into a smaller pool; groups that cannot be admitted whole any more part."""
+        """Ends what can never fit into a smaller pool, with LENGTH if it has all that fits there; groups that cannot be
+        admitted whole any more part."""
         block_size = self.config.block_size
         for sequence in self._waiting:
             if sequence.group is not None and sequence.group.waiting:
                 together = blocks_for(len(sequence.spec.prompt), block_size) + self._num_siblings(sequence)
                 if together > num_blocks:
                     sequence.group.waiting = []
-        too_large = [one for one in self._waiting if blocks_needed(one.spec, block_size) > num_blocks]
-        return tuple(self._end(sequence, EndReason.CAPACITY) for sequence in too_large)
+        ends = []
+        for sequence in list(self._waiting):
+            sequence.max_tokens = max_tokens_within(sequence.spec, num_blocks, block_size)
+            if blocks_needed(sequence.spec, block_size) > num_blocks:
+                ends.append(self._end(sequence, EndReason.CAPACITY))
+            elif sequence.num_output >= sequence.max_tokens:
+                ends.append(self._end(sequence, EndReason.LENGTH))
+        return tuple(ends)
 
     # -- views -------------------------------------------------------------------------------------------------------
 

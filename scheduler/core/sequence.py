@@ -27,6 +27,8 @@ class SequenceSpec:
     sequence_id: unique over the life of the scheduler.
     prompt: token ids, at least one.
     max_tokens: tokens to generate at most, >= 1.
+    open_ended: max_tokens is the context limit, not a wish: the core lowers it to what its pool holds, and the sequence
+      ends with LENGTH there.
     stop_token_ids: ids that end the sequence (EOS among them unless the caller ignores it).
     seed: of the draws.
     tenant: whom its blocks are charged to.
@@ -38,6 +40,7 @@ class SequenceSpec:
     sequence_id: int
     prompt: tuple[int, ...]
     max_tokens: int
+    open_ended: bool = False
     stop_token_ids: frozenset[int] = frozenset()
     sampling: Sampling = Sampling()
     seed: int = 0

@@ -110,7 +110,7 @@ class Settlement:
         self._sequence_ids.append(sequence.spec.sequence_id)
         if token in sequence.spec.stop_token_ids:
             self.ending.append((sequence, EndReason.STOP))
-        elif sequence.num_output >= sequence.spec.max_tokens:
+        elif sequence.num_output >= sequence.max_tokens:
             self.ending.append((sequence, EndReason.LENGTH))
 
     def output(self, ends: tuple[End, ...]) -> StepOutput:
