@@ -8,17 +8,20 @@ from __future__ import annotations
 
 from typing import Any
 
-MAX_MESSAGE_BYTES = 64 * 1024 * 1024
+# A prompt of a million token ids takes 4 MB; more than this is refused by gRPC itself, before it is read.
+_MAX_REQUEST_BYTES = 16 * 1024 * 1024
+# A plan may admit several such prompts.
+_MAX_PLAN_BYTES = 256 * 1024 * 1024
 
 _BOTH: list[tuple[str, Any]] = [
-    ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
-    ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
     ("grpc.keepalive_permit_without_calls", 1),
     ("grpc.http2.max_ping_strikes", 0),
 ]
 
 SERVER_OPTIONS: list[tuple[str, Any]] = [
     *_BOTH,
+    ("grpc.max_receive_message_length", _MAX_REQUEST_BYTES),
+    ("grpc.max_send_message_length", _MAX_REQUEST_BYTES),
     ("grpc.http2.min_ping_interval_without_data_ms", 1000),
     # Two processes on one port would split the requests between them without a word.
     ("grpc.so_reuseport", 0),
@@ -26,9 +29,13 @@ SERVER_OPTIONS: list[tuple[str, Any]] = [
 
 WORKER_CHANNEL_OPTIONS: list[tuple[str, Any]] = [
     *_BOTH,
-    # A worker whose machine went silent is noticed within 15 s; a dead process at once, by its closed connection.
+    ("grpc.max_receive_message_length", _MAX_PLAN_BYTES),
+    ("grpc.max_send_message_length", _MAX_PLAN_BYTES),
+    # A worker that falls silent is noticed within 15 s; a dead process at once, by its closed connection. The ping that
+    # goes unanswered is gRPC's own, whose patience is a minute unless ping_timeout_ms says otherwise.
     ("grpc.keepalive_time_ms", 10_000),
     ("grpc.keepalive_timeout_ms", 5_000),
+    ("grpc.http2.ping_timeout_ms", 5_000),
     ("grpc.http2.max_pings_without_data", 0),
     # The scheduler itself decides how fast to try again.
     ("grpc.initial_reconnect_backoff_ms", 100),

@@ -75,6 +75,12 @@ class Engine:
         self._next_session: tuple[wire.WorkerCapacity, WorkerSession] | None = None
         self._lost_at_ns: int | None = time.monotonic_ns()
         self._fruitless_sessions = 0
+        self._why_not_connected = "no session was opened yet"
+
+    @property
+    def why_not_connected(self) -> str:
+        """Why the last session ended, or the next one could not be opened."""
+        return self._why_not_connected
 
     @property
     def connected(self) -> bool:
@@ -97,7 +103,7 @@ class Engine:
         try:
             while True:
                 self._wake.clear()
-                for update in await self._turn():
+                for update in self._turn():
                     deliver(update)
                 if connector.done():
                     connector.result()
@@ -110,7 +116,7 @@ class Engine:
                     session.end("the scheduler stops")
                     await session.wait_ended()
 
-    async def _turn(self) -> list[StepUpdate]:
+    def _turn(self) -> list[StepUpdate]:
         now_ns = time.monotonic_ns()
         rejected: list[Rejected] = []
         ends: list[End] = []
@@ -122,7 +128,7 @@ class Engine:
         ends += self._notice_loss(now_ns)
         ends += self._adopt_session()
         ends += self._fail_after_grace(now_ns)
-        started = await self._plan()
+        started = self._plan()
         return _updates(now_ns, started, rejected, outputs, ends)
 
     def _drain_inbox(self, rejected: list[Rejected]) -> None:
@@ -219,7 +225,7 @@ class Engine:
     def _grace_ns(self) -> int:
         return int(self._config.worker_grace_s * 1e9)
 
-    async def _plan(self) -> list[Started]:
+    def _plan(self) -> list[Started]:
         """Sends plans as long as the core has any."""
         started: list[Started] = []
         while self._session is not None and isinstance(plan := self.core.schedule(), StepPlan):
@@ -229,7 +235,7 @@ class Engine:
             ]
             self.steps.planned(plan)
             self._sent.append(plan)
-            await self._session.send(plan)
+            self._session.send(plan)
         return started
 
     async def _sleep(self) -> None:
@@ -251,13 +257,19 @@ class Engine:
             try:
                 session = await self._connect()
             except (WorkerUnavailableError, wire.CapacityError) as error:
-                log.warning("no session with the worker", worker=self._worker.address, why=str(error))
-                await asyncio.sleep(retry_s)
-                retry_s = min(2 * retry_s, _LAST_RETRY_S)
-                continue
-            retry_s = _FIRST_RETRY_S
-            self._wake.set()
-            await session.wait_ended()
+                if str(error) != self._why_not_connected:
+                    self._why_not_connected = str(error)
+                    log.warning("no session with the worker", worker=self._worker.address, why=str(error))
+            else:
+                opened = time.monotonic()
+                self._wake.set()
+                await session.wait_ended()
+                self._why_not_connected = session.ended or ""
+                if time.monotonic() - opened >= _LAST_RETRY_S:
+                    retry_s = _FIRST_RETRY_S
+            # Also after a session: one that ends at once would be opened again at once, for ever.
+            await asyncio.sleep(retry_s)
+            retry_s = min(2 * retry_s, _LAST_RETRY_S)
 
     async def _connect(self) -> WorkerSession:
         capacity = await self._worker.capacity(_CAPACITY_TIMEOUT_S)

@@ -1,7 +1,7 @@
 """The scheduler as a gRPC server: puts the parts together, reports health, and drains when told to stop.
 
-The port is bound first, so that a taken one is noticed at once; it is served once a worker has said what it can do,
-because no request could be validated before.
+The port is bound first, so that a taken one is noticed at once, and health answers from then on. Requests are served
+once a worker has said what it can do, because none could be validated before.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 
 import grpc
 import structlog
-from grpc_health.v1 import health, health_pb2, health_pb2_grpc
+from grpc_health.v1 import health
 from grpc_reflection.v1alpha import reflection
 
 from octavo.serving.v1 import admin_pb2, admin_pb2_grpc, generation_pb2, generation_pb2_grpc
@@ -27,6 +27,7 @@ from scheduler.frontend.admin.service import AdminServicer
 from scheduler.frontend.frontend import Frontend
 from scheduler.frontend.service import GenerationServicer
 from scheduler.frontend.tokenizer import Tokenizer
+from scheduler.health_service import HealthReporter, StartingUp
 from scheduler.inspector import Inspector
 from scheduler.worker_client import WorkerClient, WorkerUnavailableError
 
@@ -58,30 +59,6 @@ class _Signals:
         (self.stop if self.drain.is_set() else self.drain).set()
 
 
-class _Health:
-    """grpc.health.v1, overall and per service: SERVING while a session with the worker is open."""
-
-    def __init__(self, server: grpc.aio.Server) -> None:
-        self._servicer = health.aio.HealthServicer()
-        self._tasks: set[asyncio.Task[None]] = set()
-        health_pb2_grpc.add_HealthServicer_to_server(self._servicer, server)
-        self.set(False)
-
-    def set(self, serving: bool) -> None:
-        """Statuses of a server that drains stay NOT_SERVING, whatever is set."""
-        status = health_pb2.HealthCheckResponse.SERVING if serving else health_pb2.HealthCheckResponse.NOT_SERVING
-        self._start(*(self._servicer.set(name, status) for name in ("", *_SERVICES)))
-
-    def drain(self) -> None:
-        self._start(self._servicer.enter_graceful_shutdown())
-
-    def _start(self, *changes: Coroutine[Any, Any, None]) -> None:
-        for change in changes:
-            task = asyncio.create_task(change)
-            self._tasks.add(task)
-            task.add_done_callback(self._tasks.discard)
-
-
 async def serve(config: SchedulerConfig, tokenizer: Tokenizer) -> int:
     """Serves until SIGTERM or SIGINT, then drains; a second signal stops at once.
 
@@ -97,27 +74,26 @@ async def serve(config: SchedulerConfig, tokenizer: Tokenizer) -> int:
     signals = _Signals()
     worker = WorkerClient(config.worker)
     try:
+        starting, health_reporter = StartingUp(_SERVICES), HealthReporter(server, _SERVICES)
+        server.add_generic_rpc_handlers((starting,))
+        reflection.enable_server_reflection((*_SERVICES, health.SERVICE_NAME, reflection.SERVICE_NAME), server)
+        await server.start()
+        log.info("listening", host=config.host, port=port)
         capacity = await _unless(signals.drain, _wait_for_worker(worker))
         if capacity is None:
             return 0
         model = model_info(config, capacity, tokenizer)
-        health_reporter = _Health(server)
-        core = cleanup.enter_context(open_core(config, capacity))
         engine = Engine(
-            core,
+            cleanup.enter_context(open_core(config, capacity)),
             EngineConfig(max_model_len=model.max_model_len, worker_grace_s=config.worker_grace),
             worker,
             capacity,
             on_session=health_reporter.set,
         )
         frontend = Frontend(tokenizer=tokenizer, model=model, send=engine.send)
-        generation_pb2_grpc.add_GenerationServiceServicer_to_server(GenerationServicer(frontend), server)
-        inspector = Inspector(engine.core, frontend.requests, connected=lambda: engine.connected)
-        admin = AdminServicer(lambda: read_stats(engine), inspector, frontend, engine.steps)
-        admin_pb2_grpc.add_AdminServiceServicer_to_server(admin, server)
-        reflection.enable_server_reflection((*_SERVICES, health.SERVICE_NAME, reflection.SERVICE_NAME), server)
-        await server.start()
-        log.info("listening", host=config.host, port=port, model=model.served_model_name)
+        _add_services(server, engine, frontend)
+        starting.ready = True
+        log.info("serving", model=model.served_model_name)
         running = asyncio.create_task(engine.run(frontend.deliver))
         await _unless(signals.drain, asyncio.shield(running))
         health_reporter.drain()
@@ -126,6 +102,13 @@ async def serve(config: SchedulerConfig, tokenizer: Tokenizer) -> int:
         await server.stop(None)
         await worker.close()
         cleanup.close()
+
+
+def _add_services(server: grpc.aio.Server, engine: Engine, frontend: Frontend) -> None:
+    generation_pb2_grpc.add_GenerationServiceServicer_to_server(GenerationServicer(frontend), server)
+    inspector = Inspector(engine.core, frontend.requests, connected=lambda: engine.connected)
+    admin = AdminServicer(lambda: read_stats(engine), inspector, frontend, engine.steps)
+    admin_pb2_grpc.add_AdminServiceServicer_to_server(admin, server)
 
 
 async def _drain(

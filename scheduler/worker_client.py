@@ -6,6 +6,7 @@ A session is one Execute stream. It ends once, for whatever reason, and is never
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
 from collections import deque
 from collections.abc import Callable
@@ -31,6 +32,7 @@ class WorkerUnavailableError(Exception):
 class WorkerSession:
     """One open Execute stream.
 
+    Plans are written by a task of their own, in order: a worker that stops reading must not stop the engine.
     Results are collected in order and marked with `epoch`, which the owner sets before it sends the first plan; `wake`
     is called whenever one has come and when the stream has ended, after which `ended` says why.
     """
@@ -41,14 +43,13 @@ class WorkerSession:
         self._call = call
         self._wake = wake
         self._results: deque[StepResult] = deque()
+        self._plans: asyncio.Queue[StepPlan] = asyncio.Queue()
         self._reader = asyncio.create_task(self._read())
+        self._writer = asyncio.create_task(self._write())
 
-    async def send(self, plan: StepPlan) -> None:
-        """Writes a plan. A stream that breaks meanwhile is noticed by the reader, not here."""
-        try:
-            await self._call.write(wire.plan_message(plan))
-        except (grpc.aio.AioRpcError, asyncio.InvalidStateError):
-            await self._reader
+    def send(self, plan: StepPlan) -> None:
+        """Has a plan written after those before it. A stream that breaks is noticed by the reader, not here."""
+        self._plans.put_nowait(plan)
 
     def take_results(self) -> list[StepResult]:
         """The results that came since the last call, in order."""
@@ -65,6 +66,13 @@ class WorkerSession:
     async def wait_ended(self) -> None:
         """Returns once the stream has ended."""
         await asyncio.wait([self._reader])
+        self._writer.cancel()
+        await asyncio.wait([self._writer])
+
+    async def _write(self) -> None:
+        with contextlib.suppress(grpc.aio.AioRpcError, asyncio.InvalidStateError):
+            while True:
+                await self._call.write(wire.plan_message(await self._plans.get()))
 
     async def _read(self) -> None:
         why = "the worker ended the stream"
@@ -89,6 +97,8 @@ class WorkerClient:
 
     def __init__(self, address: str) -> None:
         self.address = address
+        # Fences off the streams of schedulers that were started earlier, however often either of them reconnects.
+        self._group_epoch = time.time_ns()
         self._channel = grpc.aio.insecure_channel(address, options=WORKER_CHANNEL_OPTIONS)
         self._stub = worker_pb2_grpc.WorkerServiceStub(self._channel)
 
@@ -108,13 +118,13 @@ class WorkerClient:
     ) -> WorkerSession:
         """Opens an Execute stream.
 
-        The group epoch that fences off older schedulers is the wall clock, so that a restarted scheduler always has a
-        higher one. Raises WorkerUnavailableError if the worker refuses or does not answer in time.
+        Raises WorkerUnavailableError if the worker refuses, as it does while a scheduler that was started later has it,
+        or does not answer in time.
         """
         call = self._stub.Execute()
         try:
             async with asyncio.timeout(_OPEN_TIMEOUT_S):
-                await call.write(wire.open_message(capacity, limits, time.time_ns()))
+                await call.write(wire.open_message(capacity, limits, self._group_epoch))
                 response = await call.read()
         except grpc.aio.AioRpcError as error:
             raise WorkerUnavailableError(f"{error.code().name}: {error.details()}") from error
