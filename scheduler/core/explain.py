@@ -59,13 +59,15 @@ class Needs:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Explanation:
     """position: place in its queue, 0 is the head. root: with QUEUE, SWAPPED and FORK, the explanation of the sequence
-    that it waits for."""
+    that it waits for. awaited_step: whose result must come before anything is planned, because as many plans are in
+    flight as may be."""
 
     sequence: SequenceSnapshot
     position: int
     constraint: Constraint
     needs: Needs
     root: Explanation | None = None
+    awaited_step: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -118,7 +120,18 @@ class _Explainer:
                 constraint, root = first
         if sequence.leader is not None:
             constraint, root = Constraint.FORK, self.explain(sequence.leader)
-        return Explanation(sequence=sequence, position=position, constraint=constraint, needs=needs, root=root)
+        return Explanation(
+            sequence=sequence,
+            position=position,
+            constraint=constraint,
+            needs=needs,
+            root=root,
+            awaited_step=self._awaited_step(),
+        )
+
+    def _awaited_step(self) -> int | None:
+        in_flight = self._picture.plans_in_flight
+        return in_flight[0] if len(in_flight) >= self._config.max_plans_in_flight else None
 
     def _first_in_the_way(self, sequence: SequenceSnapshot, position: int) -> tuple[Constraint, Explanation] | None:
         """The sequence that must be served before this one and cannot be, if there is one."""
@@ -152,7 +165,11 @@ class _Explainer:
         """What holds a sequence up, whoever is served before it."""
         needs = self._needs_admission(sequence)
         return Explanation(
-            sequence=sequence, position=position, constraint=self._constraint_alone(sequence, needs), needs=needs
+            sequence=sequence,
+            position=position,
+            constraint=self._constraint_alone(sequence, needs),
+            needs=needs,
+            awaited_step=self._awaited_step(),
         )
 
     def _constraint_alone(self, sequence: SequenceSnapshot, needs: Needs) -> Constraint:

@@ -22,7 +22,7 @@ def sentence(explanation: Explanation, names: Mapping[int, SequenceName]) -> str
         case Constraint.QUEUE:
             return f"waits behind {_root(explanation, names)}"
         case Constraint.FORK:
-            return f"goes on with {_root(explanation, names)}"
+            return f"waits for the first sequence of its request, {_which(explanation, names)}"
         case Constraint.ROWS:
             return f"needs {_count(needs.rows_needed, 'row')}, {needs.rows_free} of {needs.rows_total} free"
         case Constraint.TOKEN_BUDGET:
@@ -46,13 +46,21 @@ def decision(entry: Decision) -> str:
 
 def _unhindered(explanation: Explanation) -> str:
     sequence, tokens = explanation.sequence, explanation.needs.tokens_available
+    plan = "the next plan"
+    if explanation.awaited_step is not None:
+        plan += f", which needs the result of step {explanation.awaited_step}"
     if sequence.queue is not Queue.RUNNING:
-        return f"is {sequence.queue.value} and nothing holds it up: the next plan takes it in"
+        return f"is {sequence.queue.value} and has all it needs: it is part of {plan}"
     known = sequence.num_prompt_tokens + sequence.num_output_tokens
     if sequence.num_computed_tokens < min(sequence.num_prompt_tokens, known - 1):
         progress = f"{sequence.num_computed_tokens} of {known} tokens computed"
-        return f"runs in row {sequence.row}: {progress}, {tokens} in the next plan"
-    return f"runs in row {sequence.row}: {_count(tokens, 'token')} in the next plan"
+        return f"runs in row {sequence.row}: {progress}, {tokens} in {plan}"
+    return f"runs in row {sequence.row}: {_count(tokens, 'token')} in {plan}"
+
+
+def _which(explanation: Explanation, names: Mapping[int, SequenceName]) -> str:
+    assert explanation.root is not None, "this constraint has one"
+    return f"which {sentence(explanation.root, names)}"
 
 
 def _root(explanation: Explanation, names: Mapping[int, SequenceName]) -> str:
@@ -62,7 +70,7 @@ def _root(explanation: Explanation, names: Mapping[int, SequenceName]) -> str:
     shown = f"sequence {root.sequence.sequence_id}"
     if name is not None:
         shown = name.request_id if name.index == 0 else f"{name.request_id} [{name.index}]"
-    return f"{shown}, which {sentence(root, names)}"
+    return f"{shown}, {_which(explanation, names)}"
 
 
 def _count(number: int, noun: str) -> str:

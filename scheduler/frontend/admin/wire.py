@@ -48,6 +48,8 @@ _DECISIONS: Final = {
     DecisionKind.REQUEUED: admin_pb2.DECISION_KIND_REQUEUED,
     DecisionKind.OVERTAKEN: admin_pb2.DECISION_KIND_OVERTAKEN,
 }
+# A sequence that waits for its sibling says less about the request than that sibling does.
+_NOT_FIRST_TO_TELL: Final = (admin_pb2.CONSTRAINT_UNSPECIFIED, admin_pb2.CONSTRAINT_FORK)
 BLOCK_STATES: Final = {
     admin_pb2.BLOCK_STATE_FREE: BlockState.FREE,
     admin_pb2.BLOCK_STATE_CACHED: BlockState.CACHED,
@@ -102,7 +104,7 @@ def sequence_info(view: SequenceView) -> admin_pb2.SequenceInfo:
 def explanation(answer: RequestExplanation, names: Mapping[int, SequenceName]) -> admin_pb2.ExplainRequestResponse:
     """names: by sequence id."""
     sequences = [_explained(entry, names, connected=answer.connected) for entry in answer.sequences]
-    told = next((entry for entry in sequences if entry.constraint), sequences[0])
+    told = next((entry for entry in sequences if entry.constraint not in _NOT_FIRST_TO_TELL), sequences[0])
     return admin_pb2.ExplainRequestResponse(
         summary=told.sentence,
         sequences=sequences,

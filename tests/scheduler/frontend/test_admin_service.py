@@ -268,8 +268,36 @@ def test_why_a_request_waits_and_who_holds_the_rest(run: Run) -> None:
         assert admitted.step_id == 1
         assert admitted.numbers["blocks"] == 5
         assert admitted.text.startswith("step 1: admitted, blocks 5")
+        plans = [service.engine.plan(), service.engine.plan()]
+        full = await explain(service, "big")
+        assert full.summary == "runs in row 0: 1 token in the next plan, which needs the result of step 2"
+        service.engine.answer(plans[0])
         service.engine.connected = False
         assert (await explain(service, "mine")).sequences[0].constraint == admin_pb2.CONSTRAINT_WORKER
+        for call in calls:
+            call.cancel()
+
+    run(test)
+
+
+def test_a_request_of_two_sequences_is_summed_up_by_its_first(run: Run) -> None:
+    async def test(service: Service) -> None:
+        calls = [await service.submit("big", 19)]
+        service.engine.step()
+        request = generation_pb2.GenerateRequest(
+            request_id="pair",
+            token_ids=generation_pb2.TokenIds(ids=[5] * 9),
+            sampling_params=sampling_pb2.SamplingParams(max_tokens=8, n=2),
+        )
+        calls.append(service.generation.Generate(request))
+        await until(lambda: service.engine.core.num_waiting == 2)
+        answer = await explain(service, "pair")
+        first, second = answer.sequences
+        assert answer.summary == first.sentence == "needs 2 rows, 1 of 2 free"
+        assert second.constraint == admin_pb2.CONSTRAINT_FORK
+        assert second.root_constraint == admin_pb2.CONSTRAINT_ROWS
+        assert second.sentence == "waits for the first sequence of its request, which needs 2 rows, 1 of 2 free"
+        assert [entry.sequence.index for entry in answer.sequences] == [0, 1]
         for call in calls:
             call.cancel()
 
