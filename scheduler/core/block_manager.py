@@ -6,6 +6,8 @@ allocates does so all or nothing.
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from scheduler.core.block_pool import BlockPool
@@ -37,10 +39,15 @@ class BlockManager:
         self.prefix_cache = PrefixCache()
         self.pool = BlockPool(num_blocks, self.prefix_cache.drop)
 
-    def shortage(self, sequence: LiveSequence, watermark: int, num_more: int = 0) -> int:
-        """Blocks that are missing for `admit` to succeed; 0 or less: none."""
+    def shortage(
+        self, sequence: LiveSequence, watermark: int, num_more: int = 0, victims: Iterable[LiveSequence] = ()
+    ) -> int:
+        """Blocks that are missing for `admit` to succeed if the victims gave up theirs; 0 or less: none."""
         hits = self.match(sequence)
-        return self._need(sequence, hits) + num_more + watermark - self._available_besides(hits)
+        named = Counter(block for victim in victims for block in victim.blocks)
+        # A hit that only victims name serves the sequence as a hit, and not as a block to be handed out as well.
+        freed = sum(self.pool.references(block) == count for block, count in named.items() if block not in hits)
+        return self._need(sequence, hits) + num_more + watermark - self._available_besides(hits) - freed
 
     def admit(self, sequence: LiveSequence, watermark: int, num_more: int = 0) -> Allocation | None:
         """Gives a sequence without blocks all that its known tokens need, cached prefix blocks first.

@@ -12,8 +12,7 @@ from dataclasses import dataclass
 
 from scheduler.core.live import Queue, blocks_for
 from scheduler.core.probe import probe_prefix
-from scheduler.core.scheduler import _OVERTAKE_WINDOW as OVERTAKE_WINDOW
-from scheduler.core.scheduler import Scheduler
+from scheduler.core.scheduler import OVERTAKE_WINDOW, Scheduler
 from scheduler.core.snapshot import SequenceSnapshot, Snapshot
 
 
@@ -203,7 +202,8 @@ class _Explainer:
         return self._needs(needed=needed, hits=(), rows=0, tokens=self._shares[sequence.sequence_id])
 
     def _needs_admission(self, sequence: SequenceSnapshot) -> Needs:
-        live = self._core._live[sequence.sequence_id]
+        live = self._core.sequence(sequence.sequence_id)
+        assert live is not None, "it is in the snapshot"
         hits = probe_prefix(self._core, live.token_ids, live.spec.cache_salt).blocks
         needed = blocks_for(len(live.token_ids), self._config.block_size) - len(hits) + sequence.num_siblings
         left = self._config.max_num_batched_tokens - sum(self._shares.values())

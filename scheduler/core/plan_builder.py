@@ -76,6 +76,10 @@ class PlanBuilder:
         for offset, block in enumerate(blocks):
             self._edits.append((row, first_index + offset, block))
 
+    def drop_blocks(self, row: int) -> None:
+        """Takes back what extends a row's block table: the row is released."""
+        self._edits = [edit for edit in self._edits if edit[0] != row]
+
     def compute(self, sequence: LiveSequence, num_tokens: int) -> bool:
         """Schedules the next tokens of a sequence and advances its planned progress; returns whether it samples."""
         known = len(sequence.token_ids) + sequence.num_in_flight_tokens

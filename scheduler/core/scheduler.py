@@ -40,7 +40,7 @@ from scheduler.core.settle import Settlement, check_result
 from scheduler.core.snapshot import SequenceSnapshot, Snapshot
 
 # How far behind a sequence that waits for blocks the queue is searched for one that fits.
-_OVERTAKE_WINDOW = 16
+OVERTAKE_WINDOW = 16
 
 
 class Scheduler:
@@ -158,12 +158,12 @@ class Scheduler:
         if len(self._in_flight) >= self.config.max_plans_in_flight:
             return WAITING
         plan = PlanBuilder(self._next_step_id, self.config.max_num_batched_tokens)
-        self._make_room_for_urgent()
+        made_room = self._make_room_for_urgent()
         preempted = self._extend_tables(plan)
         self._compute_running(plan)
         if not preempted:
             self._swap_in(plan)
-            self._admit_waiting(plan)
+            self._admit_waiting(plan, may_overtake=not made_room)
         if not plan.rows and not len(self._decoding):
             return WAITING if self._in_flight else IDLE
         return self._send(plan)
@@ -219,26 +219,6 @@ class Scheduler:
 
     # -- the steps of schedule ---------------------------------------------------------------------------------------
 
-    def _make_room_for_urgent(self) -> None:
-        """Preempts running sequences of lower priority for the head of the waiting queue, if that lets it in."""
-        if not self._waiting or not self._running or self._waiting[0].key[0] >= self._running[-1].key[0]:
-            return
-        head = self._waiting[0]
-        if head.num_in_flight_plans:
-            return
-        num_more = self._num_siblings(head)
-        victims = [sequence for sequence in self._running if sequence.key[0] > head.key[0]]
-        freed = sum(self._num_freed(victim) for victim in victims)
-        watermark = self.config.watermark if len(victims) < len(self._running) else 0
-        if self.blocks.shortage(head, watermark, num_more) > freed or len(self._free_rows) + len(victims) <= num_more:
-            return
-        while victims and (
-            len(self._free_rows) <= num_more or self.blocks.shortage(head, self._watermark, num_more) > 0
-        ):
-            victim = victims.pop()
-            if victim.queue is Queue.RUNNING:  # not parted from a group by an earlier one
-                self._preempt(victim, swap=self._policy.choose([self._candidate(victim)], self.host.num_free)[1])
-
     def _extend_tables(self, plan: PlanBuilder) -> bool:
         """Step 1: running sequences get the blocks for their next tokens, in order of service.
 
@@ -266,6 +246,32 @@ class Scheduler:
                 if sequence.decoding is not None:
                     self._decoding.set_date(sequence, self.config.block_size)
         return preempted
+
+    def _make_room_for_urgent(self, plan: PlanBuilder) -> None:
+        """Step 1, continued: the head of the waiting queue takes the rows and blocks of running sequences of lower
+        priority, the last of them first, if that lets it into this very plan."""
+        if not self._waiting or not self._running or self._waiting[0].key[0] >= self._running[-1].key[0]:
+            return
+        head = self._waiting[0]
+        if head.num_in_flight_plans or (self._swapped and head.key[0] >= self._swapped[0].key[0]):
+            return
+        victims = [sequence for sequence in self._running if sequence.key[0] > head.key[0]]
+        num_spared = len(self._running) - len(victims)
+        chunks = sum(sequence.num_uncomputed for sequence in self._catching_up if sequence.key[0] <= head.key[0])
+        if num_spared + chunks >= self.config.max_num_batched_tokens:
+            return
+        num_more = self._num_siblings(head)
+        watermark = self.config.watermark if num_spared else 0
+        lacks_rows = len(self._free_rows) + len(victims) <= num_more
+        if lacks_rows or self.blocks.shortage(head, watermark, num_more, victims) > 0:
+            return
+        while victims and (
+            len(self._free_rows) <= num_more or self.blocks.shortage(head, self._watermark, num_more) > 0
+        ):
+            victim = victims.pop()
+            if victim.queue is Queue.RUNNING:  # not parted from a group by an earlier one
+                plan.drop_blocks(victim.row)
+                self._preempt(victim, swap=self._policy.choose([self._candidate(victim)], self.host.num_free)[1])
 
     def _compute_running(self, plan: PlanBuilder) -> None:
         """Step 1, continued: every decode gets its token and every fork its first, then prompts get chunks of what is
@@ -301,11 +307,12 @@ class Scheduler:
             sequence.num_computed = max(sequence.num_computed, allocation.num_cached_tokens)
             self._enter(plan, sequence)
 
-    def _admit_waiting(self, plan: PlanBuilder) -> None:
+    def _admit_waiting(self, plan: PlanBuilder, *, may_overtake: bool) -> None:
         """Step 3: admits in order of service while rows, budget and blocks for all known tokens are there.
 
         One that waits for blocks may be passed by later ones that fit, `max_overtakes` times; then it holds the others
-        up. Nobody passes one that waits for rows, or for the result of a plan that it was preempted from.
+        up. Nobody passes one that waits for rows, for the result of a plan that it was preempted from, or for room that
+        this step made for it and running sequences took.
         """
         passed: list[LiveSequence] = []
         position = 0
@@ -325,7 +332,9 @@ class Scheduler:
             else:
                 passed.append(sequence)
                 position += 1
-            if any(other.num_overtaken >= self.config.max_overtakes for other in passed) or position > _OVERTAKE_WINDOW:
+            if not may_overtake and passed:
+                return
+            if any(other.num_overtaken >= self.config.max_overtakes for other in passed) or position > OVERTAKE_WINDOW:
                 return
 
     def _send(self, plan: PlanBuilder) -> StepPlan:
@@ -643,6 +652,10 @@ class Scheduler:
 
     def _note(self, sequence: LiveSequence, kind: DecisionKind, **numbers: int) -> None:
         sequence.history.record(self._next_step_id, kind, **numbers)
+
+    def sequence(self, sequence_id: int) -> LiveSequence | None:
+        """A live sequence, to look at."""
+        return self._live.get(sequence_id)
 
     def snapshot(self) -> Snapshot:
         """All queues, rows and blocks as they are now. Takes time in proportion to sequences and blocks."""
