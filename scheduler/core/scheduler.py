@@ -158,12 +158,13 @@ class Scheduler:
         if len(self._in_flight) >= self.config.max_plans_in_flight:
             return WAITING
         plan = PlanBuilder(self._next_step_id, self.config.max_num_batched_tokens)
-        made_room = self._make_room_for_urgent()
         preempted = self._extend_tables(plan)
+        if not preempted:
+            self._make_room_for_urgent(plan)
         self._compute_running(plan)
         if not preempted:
             self._swap_in(plan)
-            self._admit_waiting(plan, may_overtake=not made_room)
+            self._admit_waiting(plan)
         if not plan.rows and not len(self._decoding):
             return WAITING if self._in_flight else IDLE
         return self._send(plan)
@@ -307,12 +308,11 @@ class Scheduler:
             sequence.num_computed = max(sequence.num_computed, allocation.num_cached_tokens)
             self._enter(plan, sequence)
 
-    def _admit_waiting(self, plan: PlanBuilder, *, may_overtake: bool) -> None:
+    def _admit_waiting(self, plan: PlanBuilder) -> None:
         """Step 3: admits in order of service while rows, budget and blocks for all known tokens are there.
 
         One that waits for blocks may be passed by later ones that fit, `max_overtakes` times; then it holds the others
-        up. Nobody passes one that waits for rows, for the result of a plan that it was preempted from, or for room that
-        this step made for it and running sequences took.
+        up. Nobody passes one that waits for rows, or for the result of a plan that it was preempted from.
         """
         passed: list[LiveSequence] = []
         position = 0
@@ -332,8 +332,6 @@ class Scheduler:
             else:
                 passed.append(sequence)
                 position += 1
-            if not may_overtake and passed:
-                return
             if any(other.num_overtaken >= self.config.max_overtakes for other in passed) or position > OVERTAKE_WINDOW:
                 return
 

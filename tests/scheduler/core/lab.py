@@ -314,11 +314,11 @@ class Lab:
 
     def _check_decodes(self, before: Snapshot, plan: StepPlan | None) -> None:
         """One that lacks one token gets it in the very next plan, whatever prompts there are, or is preempted."""
-        running = {sequence.sequence_id for sequence in self.core.snapshot().running}
+        preemptions = {sequence.sequence_id: sequence.num_preemptions for sequence in self.core.snapshot().running}
         scheduled = set(plan.rows if plan else ())
         for sequence in before.running:
             lacks_one = sequence.num_uncomputed_tokens == 1 and sequence.leader is None
-            if lacks_one and sequence.sequence_id in running:
+            if lacks_one and preemptions.get(sequence.sequence_id) == sequence.num_preemptions:
                 assert sequence.row in scheduled, f"sequence {sequence.sequence_id} lacks one token and must wait"
 
     def _check_siblings(self, before: Snapshot, admitted: set[int], after: Snapshot) -> None:
