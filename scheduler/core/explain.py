@@ -8,6 +8,7 @@ is true for the next one, as far as running sequences do not take blocks or toke
 from __future__ import annotations
 
 import enum
+from collections import Counter
 from dataclasses import dataclass
 
 from scheduler.core.live import Queue, blocks_for
@@ -188,8 +189,14 @@ class _Explainer:
         """Whether it is the head, and running sequences of lower priority hold all that it lacks."""
         if self._picture.waiting[:1] != (sequence,):
             return False
+        if self._picture.swapped and self._picture.swapped[0].priority <= sequence.priority:
+            return False
         victims = [other for other in self._picture.running if other.priority > sequence.priority]
-        freed = sum(_num_exclusive(self._picture, victim) for victim in victims)
+        named = Counter(block for victim in victims for block in victim.blocks)
+        hits = self._hits(sequence)  # what it finds, it needs nobody to free
+        freed = sum(
+            self._picture.block_references[block] == count for block, count in named.items() if block not in hits
+        )
         watermark = needs.watermark if len(victims) < len(self._picture.running) else 0
         available = needs.blocks_free + needs.blocks_evictable + freed - watermark
         return (
@@ -202,12 +209,17 @@ class _Explainer:
         return self._needs(needed=needed, hits=(), rows=0, tokens=self._shares[sequence.sequence_id])
 
     def _needs_admission(self, sequence: SequenceSnapshot) -> Needs:
-        live = self._core.sequence(sequence.sequence_id)
-        assert live is not None, "it is in the snapshot"
-        hits = probe_prefix(self._core, live.token_ids, live.spec.cache_salt).blocks
-        needed = blocks_for(len(live.token_ids), self._config.block_size) - len(hits) + sequence.num_siblings
+        hits = self._hits(sequence)
+        num_tokens = sequence.num_prompt_tokens + sequence.num_output_tokens
+        needed = blocks_for(num_tokens, self._config.block_size) - len(hits) + sequence.num_siblings
         left = self._config.max_num_batched_tokens - sum(self._shares.values())
         return self._needs(needed=needed, hits=hits, rows=1 + sequence.num_siblings, tokens=left)
+
+    def _hits(self, sequence: SequenceSnapshot) -> tuple[int, ...]:
+        """Blocks that it would find in the prefix cache if it were admitted now."""
+        live = self._core.sequence(sequence.sequence_id)
+        assert live is not None, "it is in the snapshot"
+        return probe_prefix(self._core, live.token_ids, live.spec.cache_salt).blocks
 
     def _needs(self, *, needed: int, hits: tuple[int, ...], rows: int, tokens: int) -> Needs:
         pool, picture = self._core.blocks.pool, self._picture
