@@ -177,6 +177,49 @@ def test_nobody_is_preempted_for_one_that_stays_out_all_the_same() -> None:
     bench.drain()
 
 
+def test_nobody_is_preempted_for_one_that_growing_sequences_leave_no_room_for() -> None:
+    bench = lab(num_blocks=6, max_plans_in_flight=1, enable_prefix_caching=False)
+    bench.add(spec(1, 8, max_tokens=9))
+    bench.add(spec(2, 4, max_tokens=4, priority=1))
+    bench.schedule()
+    bench.deliver()
+    bench.add(spec(3, 16, max_tokens=1))
+    bench.schedule()
+    assert bench.core.counters.preemptions == 0, "1 takes its third block first; without 2 there would be 3, not 4"
+    bench.drain()
+
+
+def test_nobody_is_preempted_for_one_that_a_prompt_leaves_no_budget_for() -> None:
+    bench = lab(max_num_seqs=2, max_num_batched_tokens=8, max_plans_in_flight=1)
+    bench.add(spec(1, 4, priority=1))
+    bench.schedule()
+    bench.deliver()
+    bench.add(spec(2, 20))
+    bench.schedule()
+    bench.deliver()
+    bench.add(spec(3, 4, max_tokens=1))
+    bench.schedule()
+    assert bench.core.counters.preemptions == 0, "13 tokens of 2 were left, and it comes first"
+    bench.deliver()
+    bench.schedule()
+    assert bench.core.counters.preemptions == 1, "6 are left, and 2 for the other"
+    bench.drain()
+
+
+def test_blocks_that_an_urgent_sequence_would_find_do_not_count_twice() -> None:
+    bench = lab(num_blocks=8, max_plans_in_flight=1)
+    shared = tuple(range(1, 9))
+    bench.add(SequenceSpec(sequence_id=1, prompt=(9,) * 11, max_tokens=2))
+    bench.add(SequenceSpec(sequence_id=2, prompt=(*shared, 5), max_tokens=9, priority=1))
+    bench.schedule()
+    bench.deliver()
+    bench.add(SequenceSpec(sequence_id=3, prompt=(*shared, *(6,) * 18), max_tokens=1))
+    bench.schedule()
+    # It needs 7 blocks, of which it would find 2 that 2 holds. 2 are free, and 2 holds one more.
+    assert bench.core.counters.preemptions == 0
+    bench.drain()
+
+
 def test_the_watermark_does_not_count_against_one_that_is_left_alone() -> None:
     bench = lab(num_blocks=8, watermark=3)
     bench.add(spec(1, 8, priority=1, max_tokens=8))
