@@ -40,11 +40,13 @@ class SchedulerConfig:
         self._at_least("max_num_seqs", 1)
         self._at_least("max_num_waiting", 1)
         self._at_least("max_overtakes", 0)
-        self._one_of("scheduling_policy", ("priority", "fcfs"))
-        self._one_of("preemption_mode", ("auto", "recompute", "swap"))
+        self._one_of("scheduling_policy", SCHEDULING_POLICIES)
+        self._one_of("preemption_mode", PREEMPTION_MODES)
+        self._one_of("log_level", LOG_LEVELS)
+        self._one_of("log_format", LOG_FORMATS)
         self._at_least("max_num_batched_tokens", self.max_num_seqs, "--max-num-seqs")
-        self._at_least("worker_grace", 0)
-        self._at_least("drain_grace", 0)
+        self._seconds("worker_grace")
+        self._seconds("drain_grace")
         if self.max_model_len is not None:
             self._at_least("max_model_len", 2)
         if self.max_plans_in_flight not in (1, 2):
@@ -54,11 +56,26 @@ class SchedulerConfig:
 
     def _one_of(self, field: str, values: tuple[str, ...]) -> None:
         if getattr(self, field) not in values:
-            flag = "--" + field.replace("_", "-")
-            raise ConfigError(f"{flag} must be one of {', '.join(values)}, is {getattr(self, field)!r}")
+            raise ConfigError(f"{_flag(field)} must be one of {', '.join(values)}, is {getattr(self, field)!r}")
 
     def _at_least(self, field: str, limit: float, why: str = "") -> None:
         value = getattr(self, field)
         if not value >= limit:
-            flag = "--" + field.replace("_", "-")
-            raise ConfigError(f"{flag} must be at least {limit}{f' ({why})' if why else ''}, is {value}")
+            raise ConfigError(f"{_flag(field)} must be at least {limit}{f' ({why})' if why else ''}, is {value}")
+
+    def _seconds(self, field: str) -> None:
+        value = getattr(self, field)
+        if not 0 <= value <= MAX_SECONDS:
+            raise ConfigError(f"{_flag(field)} must be in [0, {MAX_SECONDS}] seconds, is {value}")
+
+
+SCHEDULING_POLICIES = ("priority", "fcfs")
+PREEMPTION_MODES = ("auto", "recompute", "swap")
+LOG_LEVELS = ("debug", "info", "warning", "error")
+LOG_FORMATS = ("auto", "json", "console")
+# A year. Times are nanoseconds in 64 bits further on, and nobody waits longer.
+MAX_SECONDS = 365 * 24 * 3600
+
+
+def _flag(field: str) -> str:
+    return "--" + field.replace("_", "-")

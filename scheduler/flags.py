@@ -5,14 +5,17 @@ from __future__ import annotations
 import argparse
 from collections.abc import Sequence
 from dataclasses import fields
-from pathlib import Path
 from typing import Any
 
-import yaml
-
-from scheduler.config import ConfigError, SchedulerConfig
-
-_SECTION, _OTHER_SECTION = "scheduler", "worker"
+from scheduler.config import (
+    LOG_FORMATS,
+    LOG_LEVELS,
+    PREEMPTION_MODES,
+    SCHEDULING_POLICIES,
+    ConfigError,
+    SchedulerConfig,
+)
+from scheduler.config_file import read_flags
 
 
 def parser() -> argparse.ArgumentParser:
@@ -29,7 +32,9 @@ def parser() -> argparse.ArgumentParser:
         shown = "none" if value is None else value
         parser.add_argument(name, help=f"{meaning} (default: {shown})", **options)
 
-    parser.add_argument("--config", metavar="FILE", help="YAML file with flags of these names (default: none)")
+    parser.add_argument(
+        "--config", metavar="FILE", help="YAML file; flags of these names under scheduler: (default: none)"
+    )
     parser.add_argument("--model", help="model directory, .gguf file or Hub id; tokenizer and chat template (required)")
     flag("--revision", "branch, tag or commit of a Hub model", metavar="REV")
     flag(
@@ -48,7 +53,7 @@ def parser() -> argparse.ArgumentParser:
     flag(
         "--scheduling-policy",
         "priority serves lower priorities first and preempts for them; fcfs looks at arrival alone",
-        choices=["priority", "fcfs"],
+        choices=SCHEDULING_POLICIES,
     )
     flag(
         "--max-overtakes",
@@ -59,14 +64,14 @@ def parser() -> argparse.ArgumentParser:
     flag(
         "--preemption-mode",
         "auto takes what costs less time; swap copies to the worker's host memory while it has room; recompute never",
-        choices=["auto", "recompute", "swap"],
+        choices=PREEMPTION_MODES,
     )
     flag("--enable-prefix-caching", "share blocks of equal prefixes", action=argparse.BooleanOptionalAction)
     flag("--worker-grace", "seconds that requests wait for a lost worker", type=float, metavar="SECONDS")
     flag("--drain-grace", "seconds that running requests get after SIGTERM", type=float, metavar="SECONDS")
     flag("--record", "file to record the core's inputs to, for `octavo replay`; must not exist yet", metavar="FILE")
-    flag("--log-level", "least level logged", choices=["debug", "info", "warning", "error"])
-    flag("--log-format", "auto is console on a terminal, else json", choices=["auto", "json", "console"])
+    flag("--log-level", "least level logged", choices=LOG_LEVELS)
+    flag("--log-format", "auto is console on a terminal, else json", choices=LOG_FORMATS)
     return parser
 
 
@@ -74,36 +79,24 @@ def parse(arguments: Sequence[str]) -> SchedulerConfig:
     """Raises ConfigError for a bad value or file; argparse itself exits on a malformed command line."""
     given = vars(parser().parse_args(arguments))
     path = given.pop("config", None)
-    values = {**(_read_file(path) if path else {}), **given}
+    values = {**({} if path is None else _read_file(path)), **given}
     if "model" not in values:
         raise ConfigError("--model is required")
     return SchedulerConfig(**values)
 
 
 def _read_file(path: str) -> dict[str, Any]:
-    """Flags from the top level and from the section `scheduler:`; the section of the other service is not ours."""
-    try:
-        content = yaml.safe_load(Path(path).read_text())
-    except (OSError, yaml.YAMLError) as error:
-        raise ConfigError(f"--config {path}: {error}") from error
-    if not isinstance(content, dict):
-        raise ConfigError(f"--config {path}: must be a mapping of flags to values")
-    if isinstance(content.get(_OTHER_SECTION), dict):
-        del content[_OTHER_SECTION]
-    section = content.pop(_SECTION, {})
-    if not isinstance(section, dict):
-        raise ConfigError(f"--config {path}: {_SECTION} must be a mapping of flags to values")
-    values = {str(key).replace("-", "_"): value for key, value in {**content, **section}.items()}
-    types = {field.name: field.type for field in fields(SchedulerConfig)}
-    for name, value in values.items():
-        if name not in types:
-            raise ConfigError(f"--config {path}: unknown flag {name.replace('_', '-')}")
-        if not _fits(value, str(types[name])):
-            raise ConfigError(f"--config {path}: {name.replace('_', '-')} must be {types[name]}, is {value!r}")
-    return values
+    """The file's values by field. Raises ConfigError."""
+    types = {field.name.replace("_", "-"): str(field.type) for field in fields(SchedulerConfig)}
+    flags = read_flags(path, "scheduler", types)
+    for flag, value in flags.items():
+        if not _fits(value, types[flag]):
+            raise ConfigError(f"--config {path}: {flag} must be {types[flag]}, is {value!r}")
+    return {flag.replace("-", "_"): value for flag, value in flags.items()}
 
 
 def _fits(value: object, type_name: str) -> bool:
+    """Whether a value of the file is of a field's type. YAML's true and false are ints to Python, but not to us."""
     allowed = {"str": (str,), "int": (int,), "float": (int, float), "bool": (bool,), "None": (type(None),)}
     kinds = tuple(kind for part in type_name.split(" | ") for kind in allowed[part])
     return isinstance(value, kinds) and (not isinstance(value, bool) or bool in kinds)

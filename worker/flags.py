@@ -5,16 +5,13 @@ from __future__ import annotations
 import argparse
 from collections.abc import Sequence
 from dataclasses import fields
-from pathlib import Path
 from typing import Any
 
-import yaml
-
 from worker.config import BACKENDS, DEVICES, DTYPES, LOG_FORMATS, LOG_LEVELS, ConfigError, WorkerConfig
+from worker.config_file import read_flags
 from worker.sizes import parse_size
 
-_SECTION, _OTHER_SECTION = "worker", "scheduler"
-_SIZES = ("kv_cache_memory_bytes", "swap_space")
+_SIZES = ("kv-cache-memory-bytes", "swap-space")
 
 
 def parser() -> argparse.ArgumentParser:
@@ -31,7 +28,9 @@ def parser() -> argparse.ArgumentParser:
         shown = "none" if value is None else value
         parser.add_argument(name, help=f"{meaning} (default: {shown})", **options)
 
-    parser.add_argument("--config", metavar="FILE", help="YAML file with flags of these names (default: none)")
+    parser.add_argument(
+        "--config", metavar="FILE", help="YAML file; flags of these names under worker: (default: none)"
+    )
     parser.add_argument("--model", help="model directory, .gguf file or Hub id (required)")
     flag("--revision", "branch, tag or commit of a Hub model", metavar="REV")
     flag("--host", "address to listen on", metavar="ADDRESS")
@@ -72,7 +71,7 @@ def parse(arguments: Sequence[str]) -> WorkerConfig:
     """Raises ConfigError for a bad value or file; argparse itself exits on a malformed command line."""
     given = vars(parser().parse_args(arguments))
     path = given.pop("config", None)
-    values = {**(_read_file(path) if path else {}), **given}
+    values = {**({} if path is None else _read_file(path)), **given}
     if "model" not in values:
         raise ConfigError("--model is required")
     return WorkerConfig(**values)
@@ -86,32 +85,19 @@ def _size(text: str) -> int:
 
 
 def _read_file(path: str) -> dict[str, Any]:
-    """Flags from the top level and from the section `worker:`; the section of the other service is not ours."""
-    try:
-        content = yaml.safe_load(Path(path).read_text())
-    except (OSError, yaml.YAMLError) as error:
-        raise ConfigError(f"--config {path}: {error}") from error
-    if not isinstance(content, dict):
-        raise ConfigError(f"--config {path}: must be a mapping of flags to values")
-    content.pop(_OTHER_SECTION, None)
-    section = content.pop(_SECTION, {})
-    if not isinstance(section, dict):
-        raise ConfigError(f"--config {path}: {_SECTION} must be a mapping of flags to values")
-    values = {str(key).replace("-", "_"): value for key, value in {**content, **section}.items()}
-    for name in _SIZES:
-        if isinstance(text := values.get(name), str):
+    """The file's values by field. Raises ConfigError."""
+    types = {field.name.replace("_", "-"): str(field.type) for field in fields(WorkerConfig)}
+    flags = read_flags(path, "worker", types)
+    for flag in _SIZES:
+        if isinstance(text := flags.get(flag), str):
             try:
-                values[name] = parse_size(text)
+                flags[flag] = parse_size(text)
             except ValueError as error:
-                raise ConfigError(f"--config {path}: {name.replace('_', '-')} {error}") from error
-    types = {field.name: str(field.type) for field in fields(WorkerConfig)}
-    for name, value in values.items():
-        flag = name.replace("_", "-")
-        if name not in types:
-            raise ConfigError(f"--config {path}: unknown flag {flag}")
-        if not _fits(value, types[name]):
-            raise ConfigError(f"--config {path}: {flag} must be {types[name]}, is {value!r}")
-    return values
+                raise ConfigError(f"--config {path}: {flag} {error}") from error
+    for flag, value in flags.items():
+        if not _fits(value, types[flag]):
+            raise ConfigError(f"--config {path}: {flag} must be {types[flag]}, is {value!r}")
+    return {flag.replace("-", "_"): value for flag, value in flags.items()}
 
 
 def _fits(value: object, type_name: str) -> bool:
