@@ -7,6 +7,7 @@ dies while sequences lie on its host.
 
 from __future__ import annotations
 
+from functools import partial
 from itertools import islice
 from pathlib import Path
 
@@ -64,6 +65,10 @@ def wait_empty(server: Cluster) -> Stats:
     return stats
 
 
+def are_there(count: int, stats: Stats) -> bool:
+    return stats.queues.running + stats.queues.waiting == count
+
+
 @pytest.mark.parametrize("mode", ["recompute", "swap"])
 def test_a_preempted_sequence_reads_what_it_would_have_read(
     uniform: UniformOracle, uniform_model: Path, tmp_path: Path, mode: str
@@ -98,8 +103,7 @@ def test_one_host_block_serves_the_one_that_fits_into_it(
             streams = []
             for prompt, (_, max_tokens) in zip(prompts, sizes.values(), strict=True):
                 streams.append(submit(server, prompt, seed=1, max_tokens=max_tokens))
-                count = len(streams)
-                server.wait_for(lambda stats, n=count: stats.queues.running + stats.queues.waiting == n, "it is there")
+                server.wait_for(partial(are_there, len(streams)), "all so far are there")
         finally:
             server.worker.resume()
         for prompt, stream, (_, max_tokens) in zip(prompts, streams, sizes.values(), strict=True):
