@@ -32,10 +32,10 @@ def _run(config: WorkerConfig) -> int:
 
     from kernels.cpu.library import NativeLibraryError
     from worker.backend.select import BackendError
+    from worker.listen import ListenError
     from worker.loader.errors import ModelError, ModelNotFoundError
     from worker.memory import KVCacheMemoryError
     from worker.process import run_worker
-    from worker.server import ListenError
 
     try:
         finished = uvloop.run(run_worker(config))

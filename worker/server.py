@@ -6,9 +6,6 @@ for the service by name.
 
 from __future__ import annotations
 
-import contextlib
-import errno
-import socket
 from typing import Any
 
 import grpc
@@ -19,6 +16,7 @@ from grpc_reflection.v1alpha import reflection
 from octavo.worker.v1alpha1 import worker_pb2_grpc
 from worker.assembly import LoadedWorker
 from worker.executor import Executor
+from worker.listen import ListenError, check_free, listen_address
 from worker.service import SERVICE_NAME, WorkerService
 
 log = structlog.get_logger()
@@ -42,10 +40,6 @@ _OPTIONS: list[tuple[str, Any]] = [
 _STOP_GRACE_S = 2.0
 
 
-class ListenError(Exception):
-    """The address cannot be listened on."""
-
-
 class WorkerServer:
     """A server that listens at once and serves when it is given a loaded worker. Owns the executor thread."""
 
@@ -61,11 +55,12 @@ class WorkerServer:
 
     async def listen(self, host: str, port: int) -> int:
         """Starts the server and returns its port, the one it got if `port` is 0. Raises ListenError."""
-        _check_free(host, port)
+        check_free(host, port)
+        address = listen_address(host, port)
         try:
-            bound = self._server.add_insecure_port(_address(host, port))
+            bound = self._server.add_insecure_port(address)
         except RuntimeError as error:
-            raise ListenError(f"cannot listen on {_address(host, port)}: {error}") from error
+            raise ListenError(f"cannot listen on {address}: {error}") from error
         await self._set_health(health_pb2.HealthCheckResponse.NOT_SERVING)
         await self._server.start()
         return bound
@@ -86,20 +81,3 @@ class WorkerServer:
     async def _set_health(self, status: int) -> None:
         for name in ("", SERVICE_NAME):
             await self._health.set(name, status)
-
-
-def _address(host: str, port: int) -> str:
-    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
-
-
-def _check_free(host: str, port: int) -> None:
-    """gRPC does not say why it cannot bind, the operating system does."""
-    try:
-        family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
-        with contextlib.closing(socket.socket(family, kind, protocol)) as probe:
-            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            probe.bind(address)
-            probe.listen(1)
-    except OSError as error:
-        hint = "; is another worker running? --port picks another" if error.errno == errno.EADDRINUSE else ""
-        raise ListenError(f"cannot listen on {_address(host, port)}: {error.strerror}{hint}") from error
