@@ -53,7 +53,7 @@ def main() -> None:
 async def _measure(model: Path) -> list[dict[str, float]]:
     with tempfile.TemporaryFile() as log:
         config = octavo_run.config(model)
-        target = config.target
+        target = config.scheduler.target
         async with Services(config, log) as services:
             await services.start()
             await octavo_run.run(target, streams(2, 16, 8))

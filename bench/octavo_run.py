@@ -11,6 +11,7 @@ from pathlib import Path
 from bench.workload import Request
 from clients import AsyncClient
 from clients.local import preflight
+from clients.local.address import LOOPBACK
 from clients.local.services import ServicesConfig
 
 
@@ -26,9 +27,8 @@ class Timing:
 def config(model: Path) -> ServicesConfig:
     """Both services on free ports, prefix caching off so that repeated runs do equal work."""
     return ServicesConfig(
-        host="127.0.0.1",
-        port=preflight.free_port(),
-        worker_port=preflight.free_port(),
+        scheduler=preflight.free_address(LOOPBACK),
+        worker=preflight.free_address(LOOPBACK),
         scheduler_arguments=(f"--model={model}", "--no-enable-prefix-caching"),
         worker_arguments=(f"--model={model}", "--dtype=bfloat16", "--threads=2"),
     )

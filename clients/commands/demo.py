@@ -14,6 +14,7 @@ from clients.commands import options
 from clients.commands.answer import Answer
 from clients.errors import OctavoError
 from clients.local import preflight
+from clients.local.address import LOOPBACK
 from clients.local.errors import LocalError
 from clients.local.services import Services, ServicesConfig
 from clients.local.signals import StopSignals
@@ -42,9 +43,8 @@ def run(args: argparse.Namespace) -> int:
     preflight.check_torch()
     model = f"--model={args.model}"
     config = ServicesConfig(
-        host="127.0.0.1",
-        port=preflight.free_port(),
-        worker_port=preflight.free_port(),
+        scheduler=preflight.free_address(LOOPBACK),
+        worker=preflight.free_address(LOOPBACK),
         scheduler_arguments=(model,),
         worker_arguments=(model,),
     )
@@ -69,7 +69,7 @@ async def _demo(config: ServicesConfig, services: Services) -> int:
         if info is None:
             return _INTERRUPTED
         print(f"Octavo serves {info.served_model_name} after {time.monotonic() - started:.1f} s.", flush=True)
-        answer = await signals.unless_stopped(_ask(config.target))
+        answer = await signals.unless_stopped(_ask(config.scheduler.target))
         if answer is None:
             return _INTERRUPTED
         print(f"({answer.summary})", flush=True)

@@ -5,14 +5,18 @@ from __future__ import annotations
 import argparse
 import asyncio
 import sys
+from typing import Any
 
 from clients.commands import options
 from clients.local import flags, preflight
+from clients.local.address import LOOPBACK, Address
+from clients.local.config_file import read_listen_flags
 from clients.local.errors import LocalError
 from clients.local.services import Services, ServicesConfig
 from clients.local.signals import StopSignals
 
 _INTERRUPTED = 130
+_DEFAULT_PORTS = {"scheduler": options.DEFAULT_PORT, "worker": 0}
 
 
 def add_parser(commands: options.Commands) -> None:
@@ -28,13 +32,11 @@ def add_parser(commands: options.Commands) -> None:
     parser.add_argument(
         "--model", metavar="MODEL", help="directory, FILE.gguf, or id on the Hugging Face Hub; or in the --config file"
     )
-    parser.add_argument("--host", default="127.0.0.1", help="address to listen on (default: %(default)s)")
+    parser.add_argument("--host", metavar="ADDRESS", help=f"address to listen on (default: {LOOPBACK})")
     parser.add_argument(
-        "--port", type=int, default=options.DEFAULT_PORT, help="port of the public API (default: %(default)s)"
+        "--port", type=int, help=f"port of the public API; 0 picks a free one (default: {options.DEFAULT_PORT})"
     )
-    parser.add_argument(
-        "--worker-port", type=int, metavar="PORT", help="port of the worker, on 127.0.0.1 (default: a free one)"
-    )
+    parser.add_argument("--worker-port", type=int, metavar="PORT", help="port of the worker (default: a free one)")
     flags.add_flags(parser)
     parser.set_defaults(run=run)
 
@@ -42,22 +44,29 @@ def add_parser(commands: options.Commands) -> None:
 def run(args: argparse.Namespace) -> int:
     """Run the sub-command."""
     preflight.check_torch()
-    preflight.check_port(args.host, args.port)
-    if args.worker_port is not None:
-        preflight.check_port("127.0.0.1", args.worker_port)
     shared = flags.forwarded(args, flags.SHARED)
     if args.model is not None:
         shared.append(f"--model={args.model}")
     elif args.config is None:
         raise LocalError("--model is missing; give a directory, a FILE.gguf or a Hub id")
     config = ServicesConfig(
-        host=args.host,
-        port=args.port,
-        worker_port=args.worker_port or preflight.free_port(),
+        scheduler=_address(args.config, "scheduler", host=args.host, port=args.port),
+        worker=_address(args.config, "worker", port=args.worker_port),
         scheduler_arguments=(*shared, *flags.forwarded(args, flags.SCHEDULER)),
         worker_arguments=(*shared, *flags.forwarded(args, flags.WORKER)),
     )
     return asyncio.run(_serve(config))
+
+
+def _address(config: str | None, service: str, **given: Any) -> Address:
+    """Where a service will listen. As in the services, the command line wins over the file, the file over the default.
+
+    The service is told the outcome, so that what was checked here and what is shown is what it does.
+    """
+    default: dict[str, Any] = {"host": LOOPBACK, "port": _DEFAULT_PORTS[service]}
+    in_file = {} if config is None else read_listen_flags(config, service)
+    values = default | in_file | {flag: value for flag, value in given.items() if value is not None}
+    return preflight.free_address(**values)
 
 
 async def _serve(config: ServicesConfig) -> int:
@@ -66,7 +75,7 @@ async def _serve(config: ServicesConfig) -> int:
         info = await signals.unless_stopped(services.start())
         if info is None:
             return _INTERRUPTED
-        print(f"Octavo serves {info.served_model_name} on {config.host}:{config.port}", flush=True)
+        print(f"Octavo serves {info.served_model_name} on {config.scheduler}", flush=True)
         await signals.unless_stopped(services.wait())
         print("octavo: draining; a second signal ends everything at once", file=sys.stderr, flush=True)
         status = await services.drain()

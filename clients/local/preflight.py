@@ -2,10 +2,17 @@
 
 from __future__ import annotations
 
+import errno
 import socket
 from importlib.util import find_spec
 
+from clients.local.address import Address
 from clients.local.errors import LocalError
+
+_REASONS = {
+    errno.EADDRINUSE: "Address already in use; stop what uses it or choose another port",
+    errno.EADDRNOTAVAIL: "not an address of this machine",
+}
 
 
 def check_torch() -> None:
@@ -14,26 +21,22 @@ def check_torch() -> None:
         raise LocalError("the worker needs torch, which is not installed: pip install 'octavo[worker]'")
 
 
-def check_port(host: str, port: int) -> None:
-    """The address must be free."""
+def free_address(host: str, port: int = 0) -> Address:
+    """The address, which nobody uses at present, with a free port for 0. Raises LocalError if it cannot be had."""
+    address = Address(host=host, port=port)
+    if not 0 <= port <= 65535:
+        raise LocalError(f"cannot listen on {address}: a port must be in [0, 65535]")
     try:
-        family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
-    except socket.gaierror as error:
-        raise LocalError(f"--host {host}: {error.strerror}") from None
-    with socket.socket(family, kind, protocol) as probe:
-        # As gRPC does: connections that linger from a server that has just ended do not count.
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            probe.bind(address)
-        except OSError as error:
-            raise LocalError(
-                f"cannot listen on {host}:{port}: {error.strerror}; stop what uses it or give another --port"
-            ) from None
-
-
-def free_port() -> int:
-    """A port of the loopback interface that nobody uses at present."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
+        # The IPv4 one of a name that has several, which every machine knows; the service checks them all.
+        family, kind, protocol, _, place = min(socket.getaddrinfo(host, port, type=socket.SOCK_STREAM))
+    except (OSError, UnicodeError):
+        raise LocalError(f"cannot listen on {address}: no such host") from None
+    try:
+        with socket.socket(family, kind, protocol) as probe:
+            # As gRPC does: connections that linger from a server that has just ended do not count.
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            probe.bind(place)
+            return Address(host=host, port=probe.getsockname()[1])
+    except OSError as error:
+        reason = _REASONS.get(error.errno or 0, error.strerror)
+        raise LocalError(f"cannot listen on {address}: {reason}") from None

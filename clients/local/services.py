@@ -16,6 +16,7 @@ from typing import IO, Self
 
 from clients.aio import AsyncClient
 from clients.errors import DeadlineError, UnavailableError
+from clients.local.address import Address
 from clients.local.child import Child
 from clients.local.errors import LocalError
 from clients.results import ModelInfo
@@ -28,19 +29,12 @@ _HEALTHY_SECONDS = 60.0  # a worker that lived this long starts the pauses afres
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServicesConfig:
-    """What to start. The arguments hold everything but the addresses."""
+    """What to start, and where. The arguments hold everything but the addresses."""
 
-    host: str
-    port: int
-    worker_port: int
+    scheduler: Address
+    worker: Address
     scheduler_arguments: tuple[str, ...]
     worker_arguments: tuple[str, ...]
-
-    @property
-    def target(self) -> str:
-        """Where this machine reaches the scheduler."""
-        host = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}.get(self.host, self.host)
-        return f"{host}:{self.port}"
 
 
 class Services:
@@ -56,11 +50,8 @@ class Services:
     async def start(self) -> ModelInfo:
         """Start both and wait until they serve. Raises LocalError if one ends before."""
         self._worker = await self._start_worker()
-        address = ("--host", self._config.host, "--port", str(self._config.port))
-        worker = ("--worker", f"127.0.0.1:{self._config.worker_port}")
-        self._scheduler = await Child.start(
-            "scheduler", (*address, *worker, *self._config.scheduler_arguments), self._log
-        )
+        places = (*self._config.scheduler.flags, f"--worker={self._config.worker.target}")
+        self._scheduler = await Child.start("scheduler", (*places, *self._config.scheduler_arguments), self._log)
         info = await self._serving()
         self._keeper = asyncio.create_task(self._keep_worker())
         return info
@@ -92,11 +83,10 @@ class Services:
                 child.kill()
 
     async def _start_worker(self) -> Child:
-        address = ("--host", "127.0.0.1", "--port", str(self._config.worker_port))
-        return await Child.start("worker", (*address, *self._config.worker_arguments), self._log)
+        return await Child.start("worker", (*self._config.worker.flags, *self._config.worker_arguments), self._log)
 
     async def _serving(self) -> ModelInfo:
-        async with AsyncClient(self._config.target) as client:
+        async with AsyncClient(self._config.scheduler.target) as client:
             while True:
                 for child in (self._worker, self._scheduler):
                     if child is not None and not child.running:

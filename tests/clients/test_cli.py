@@ -9,6 +9,7 @@ import socket
 import subprocess
 import sys
 from collections.abc import AsyncIterator
+from pathlib import Path
 from typing import Any
 
 import grpc
@@ -150,12 +151,47 @@ def test_info_shows_the_model_and_the_figures(peer: Peer, target: str) -> None:
     assert re.search(r"^blocks\n(  .*\n)*  total +64$", shown, re.MULTILINE)
 
 
-def test_serve_finds_its_port_in_use_before_it_starts_anything() -> None:
+def test_serve_finds_its_port_in_use_before_it_starts_anything(tmp_path: Path) -> None:
+    file = tmp_path / "octavo.yaml"
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
-        done = octavo("serve", "--model=x", f"--port={port}")
+        file.write_text(f"worker:\n  port: {port}\n")
+        for arguments in ([f"--port={port}"], ["--port=0", f"--worker-port={port}"], ["--port=0", f"--config={file}"]):
+            done = octavo("serve", "--model=x", *arguments)
+            assert (done.returncode, done.stderr) == (
+                1,
+                f"octavo serve: cannot listen on 127.0.0.1:{port}: Address already in use; stop what uses it or choose "
+                "another port\n",
+            )
+
+
+@pytest.mark.parametrize(
+    ("arguments", "reason"),
+    [
+        (["--host=192.0.2.1"], "cannot listen on 192.0.2.1:50051: not an address of this machine"),
+        (["--host=nosuch..host"], "cannot listen on nosuch..host:50051: no such host"),
+        (["--port=70000"], "cannot listen on 127.0.0.1:70000: a port must be in [0, 65535]"),
+    ],
+)
+def test_serve_says_why_an_address_cannot_be_had(arguments: list[str], reason: str) -> None:
+    done = octavo("serve", "--model=x", *arguments)
+    assert (done.returncode, done.stderr) == (1, f"octavo serve: {reason}\n")
+
+
+@pytest.mark.parametrize(
+    ("content", "reason"),
+    [
+        ("scheduler:\n  port: '1'\n", "port must be int, is '1'"),
+        ("worker:\n  host: 1\n", "host must be str, is 1"),
+        ("scheduler: [\n", "while parsing a flow node"),
+    ],
+)
+def test_serve_says_why_a_file_has_no_address(tmp_path: Path, content: str, reason: str) -> None:
+    file = tmp_path / "octavo.yaml"
+    file.write_text(content)
+    done = octavo("serve", f"--config={file}", "--port=0")
     assert done.returncode == 1
-    assert done.stderr.startswith(f"octavo serve: cannot listen on 127.0.0.1:{port}: ")
+    assert done.stderr.startswith(f"octavo serve: --config {file}: {reason}")
     assert done.stderr.count("\n") == 1
 
 

@@ -6,7 +6,9 @@ The model is a checkpoint whose continuation is known: two tokens that follow ea
 from __future__ import annotations
 
 import os
+import re
 import signal
+import socket
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
@@ -31,15 +33,21 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Serve:
-    """A running `octavo serve`, its address and the file with all that it and its services print."""
+    """A running `octavo serve` and the file with all that it and its services print."""
 
     process: subprocess.Popen[bytes]
-    target: str
     log: Path
 
     @property
     def ready(self) -> bool:
         return "Octavo serves" in self.log.read_text()
+
+    @property
+    def target(self) -> str:
+        """Where it says that it serves."""
+        said = re.search(r"^Octavo serves \S+ on (\S+)$", self.log.read_text(), re.MULTILINE)
+        assert said
+        return said[1]
 
     def child(self, module: str) -> int:
         """Process id of the service."""
@@ -58,13 +66,15 @@ class Serve:
 
 
 @contextmanager
-def serving(model: Path, folder: Path, *arguments: str, until_ready: bool = True) -> Iterator[Serve]:
-    """Starts it in `folder`, which is not the repository's."""
-    port, log = free_port(), folder / "serve.log"
-    command = [sys.executable, "-m", "clients.cli", "serve", f"--model={model}", f"--port={port}", *SMALL, *arguments]
+def serving(
+    model: Path, folder: Path, *arguments: str, where: Sequence[str] = ("--port=0",), until_ready: bool = True
+) -> Iterator[Serve]:
+    """Starts it in `folder`, which is not the repository's. where: the arguments that say where it listens."""
+    log = folder / "serve.log"
+    command = [sys.executable, "-m", "clients.cli", "serve", f"--model={model}", *SMALL, *where, *arguments]
     with log.open("wb") as file:
         process = subprocess.Popen(command, cwd=folder, env=child_environment(), stdout=file, stderr=file)
-    serve = Serve(process=process, target=f"127.0.0.1:{port}", log=log)
+    serve = Serve(process=process, log=log)
     try:
         if until_ready:
             wait_until(lambda: serve.ready or process.poll() is not None, "octavo serve is ready or has ended")
@@ -96,6 +106,43 @@ def test_a_killed_worker_is_replaced_and_ctrl_c_drains(model: Path, tmp_path: Pa
         serve.process.send_signal(signal.SIGINT)
         assert serve.wait() == 0
         assert gone(children)
+
+
+def works(target: str) -> bool:
+    with Client(target) as client:
+        return client.complete(token_ids=[100], temperature=0, max_tokens=3).token_ids == (101, 100, 101)
+
+
+def test_addresses_come_from_the_file_and_from_the_command_line_before_it(model: Path, tmp_path: Path) -> None:
+    file = tmp_path / "octavo.yaml"
+    port, worker_port = free_port(), free_port()
+    file.write_text(
+        f"scheduler:\n  host: localhost\n  port: {port}\n  worker: nowhere:1\n"
+        f"worker:\n  host: 0.0.0.0\n  port: {worker_port}\n"
+    )
+    with serving(model, tmp_path, where=[f"--config={file}"]) as serve:
+        assert serve.target == f"localhost:{port}"
+        assert works(serve.target)
+        with Client(serve.target) as client:
+            assert client.stats().worker.address == f"127.0.0.1:{worker_port}"
+    other = free_port()
+    with serving(model, tmp_path, where=[f"--config={file}", "--host=127.0.0.1", f"--port={other}"]) as serve:
+        assert serve.target == f"127.0.0.1:{other}"
+        assert works(serve.target)
+
+
+def test_ipv6_addresses_are_served_in_brackets(model: Path, tmp_path: Path) -> None:
+    try:
+        socket.create_server(("::1", 0), family=socket.AF_INET6).close()
+    except OSError as error:
+        pytest.skip(f"no IPv6 loopback: {error}")
+    file = tmp_path / "octavo.yaml"
+    file.write_text("worker:\n  host: '::'\n")
+    with serving(model, tmp_path, where=["--host=::1", "--port=0", f"--config={file}"]) as serve:
+        assert re.fullmatch(r"\[::1\]:\d+", serve.target)
+        assert works(serve.target)
+        with Client(serve.target) as client:
+            assert client.stats().worker.address.startswith("[::1]:")
 
 
 def test_nothing_is_left_when_the_command_is_killed(model: Path, tmp_path: Path) -> None:
