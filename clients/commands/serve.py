@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import sys
 from typing import Any
 
 from clients.commands import options
@@ -12,6 +11,7 @@ from clients.local import flags, preflight
 from clients.local.address import LOOPBACK, Address
 from clients.local.config_file import read_listen_flags
 from clients.local.errors import LocalError
+from clients.local.notices import notice
 from clients.local.services import Services, ServicesConfig
 from clients.local.signals import StopSignals
 
@@ -77,7 +77,7 @@ async def _serve(config: ServicesConfig) -> int:
             return _INTERRUPTED
         print(f"Octavo serves {info.served_model_name} on {config.scheduler}", flush=True)
         await signals.unless_stopped(services.wait())
-        print("octavo: draining; a second signal ends everything at once", file=sys.stderr, flush=True)
+        notice("draining; a second signal ends everything at once")
         status = await services.drain()
     if signals.killed_by:
         return 128 + signals.killed_by

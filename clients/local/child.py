@@ -32,7 +32,7 @@ class Child:
         -P: a folder named like the module, where the user happens to be, is not what is meant.
         """
         command = [sys.executable, str(_LAUNCHER), str(os.getpid()), "-P", "-m", module, *arguments]
-        output = sys.stderr if log is None else log
+        output = log or sys.stderr or asyncio.subprocess.DEVNULL
         process = await asyncio.create_subprocess_exec(
             *command,
             stdin=asyncio.subprocess.DEVNULL,

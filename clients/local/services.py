@@ -8,7 +8,6 @@
 from __future__ import annotations
 
 import asyncio
-import sys
 import time
 from dataclasses import dataclass
 from types import TracebackType
@@ -19,6 +18,7 @@ from clients.errors import DeadlineError, UnavailableError
 from clients.local.address import Address
 from clients.local.child import Child
 from clients.local.errors import LocalError
+from clients.local.notices import notice
 from clients.results import ModelInfo
 
 _POLL_SECONDS = 0.05
@@ -106,7 +106,7 @@ class Services:
             if time.monotonic() - started > _HEALTHY_SECONDS:
                 pause = 0.0
             when = f" in {pause:g} s" if pause else ""
-            print(f"octavo: the worker {self._worker.fate}; starting it again{when}", file=sys.stderr, flush=True)
+            notice(f"the worker {self._worker.fate}; starting it again{when}")
             await asyncio.sleep(pause)
             pause = min(max(1.0, 2 * pause), _MAX_PAUSE_SECONDS)
             self._worker = await self._start_worker()

@@ -67,13 +67,21 @@ class Serve:
 
 @contextmanager
 def serving(
-    model: Path, folder: Path, *arguments: str, where: Sequence[str] = ("--port=0",), until_ready: bool = True
+    model: Path,
+    folder: Path,
+    *arguments: str,
+    where: Sequence[str] = ("--port=0",),
+    stderr: int | None = None,
+    until_ready: bool = True,
 ) -> Iterator[Serve]:
-    """Starts it in `folder`, which is not the repository's. where: the arguments that say where it listens."""
+    """Starts it in `folder`, which is not the repository's.
+
+    where: the arguments that say where it listens. stderr: a descriptor, None for the same file as stdout.
+    """
     log = folder / "serve.log"
     command = [sys.executable, "-m", "clients.cli", "serve", f"--model={model}", *SMALL, *where, *arguments]
     with log.open("wb") as file:
-        process = subprocess.Popen(command, cwd=folder, env=child_environment(), stdout=file, stderr=file)
+        process = subprocess.Popen(command, cwd=folder, env=child_environment(), stdout=file, stderr=stderr or file)
     serve = Serve(process=process, log=log)
     try:
         if until_ready:
@@ -143,6 +151,24 @@ def test_ipv6_addresses_are_served_in_brackets(model: Path, tmp_path: Path) -> N
         assert works(serve.target)
         with Client(serve.target) as client:
             assert client.stats().worker.address.startswith("[::1]:")
+
+
+@pytest.mark.parametrize("reader", ["a full device", "nobody"])
+def test_it_serves_on_when_nobody_takes_its_log(model: Path, tmp_path: Path, reader: str) -> None:
+    """Logs of both services go where the command's standard error goes; the worker's death makes all three write."""
+    if reader == "nobody":
+        unread, written = os.pipe()
+        os.close(unread)
+    else:
+        written = os.open("/dev/full", os.O_WRONLY)
+    with serving(model, tmp_path, stderr=written) as serve:
+        os.close(written)
+        worker = serve.child("worker")
+        os.kill(worker, signal.SIGKILL)
+        wait_until(lambda: gone([worker]), "the worker has ended")
+        assert works(serve.target)
+        serve.process.send_signal(signal.SIGINT)
+        assert serve.wait() == 0
 
 
 def test_nothing_is_left_when_the_command_is_killed(model: Path, tmp_path: Path) -> None:
