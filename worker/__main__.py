@@ -7,15 +7,23 @@ does not exist (flags, an unknown model).
 from __future__ import annotations
 
 import os
+import signal
 import sys
+from typing import TYPE_CHECKING
 
-from worker.config import ConfigError, WorkerConfig
-from worker.flags import parse
-from worker.logs import configure_logs
+if TYPE_CHECKING:
+    from worker.config import WorkerConfig
 
 
 def main() -> int:
     """Runs the command; returns the exit code, with one line on standard error if it is not 0."""
+    for number in (signal.SIGTERM, signal.SIGINT):
+        # Before the imports, which take seconds: nothing is held yet that would have to be given back.
+        signal.signal(number, lambda *_: os._exit(0))
+    from worker.config import ConfigError
+    from worker.flags import parse
+    from worker.logs import configure_logs
+
     try:
         config = parse(sys.argv[1:])
     except ConfigError as error:
@@ -32,6 +40,7 @@ def _run(config: WorkerConfig) -> int:
 
     from kernels.cpu.library import NativeLibraryError
     from worker.backend.select import BackendError
+    from worker.config import ConfigError
     from worker.listen import ListenError
     from worker.loader.errors import ModelError, ModelNotFoundError
     from worker.memory import KVCacheMemoryError

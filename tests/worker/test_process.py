@@ -19,7 +19,7 @@ import pytest
 
 from octavo.worker.v1alpha1 import worker_pb2 as pb
 from octavo.worker.v1alpha1 import worker_pb2_grpc as pb_grpc
-from tests.integration.processes import child_environment
+from tests.integration.processes import child_environment, wait_until
 from tests.worker.conftest import TinyModel
 
 CAP_S = 60.0
@@ -96,6 +96,20 @@ def test_it_serves_on_the_port_that_it_logs_and_a_signal_ends_it_well(llama: Tin
             assert caught.value.code() is grpc.StatusCode.UNAVAILABLE
         assert process.wait(CAP_S) == 0
         assert next(line for line in lines if line["event"] == "stopped")
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_ends_it_while_it_imports(llama: TinyModel, number: signal.Signals) -> None:
+    with worker("--model", str(llama.path), "--port", "0", *SMALL) as process:
+
+        def catches_signals() -> bool:
+            status = Path(f"/proc/{process.pid}/status").read_text()
+            caught = next(line for line in status.splitlines() if line.startswith("SigCgt:"))
+            return bool(int(caught.split()[1], 16) >> (signal.SIGTERM - 1) & 1)
+
+        wait_until(catches_signals, "the worker has begun")
+        process.send_signal(number)
+        assert process.wait(CAP_S) == 0
 
 
 def test_a_signal_ends_it_while_it_loads(llama: TinyModel) -> None:
