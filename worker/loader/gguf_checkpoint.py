@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import math
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -78,9 +79,28 @@ class GGUFCheckpoint:
         return {wanted.get(name, name): name for name in self._tensors}
 
 
+class _Reader(gguf.GGUFReader):
+    """Says how much of a truncated file is missing: the package fails at the first array that comes out too short."""
+
+    def _build_tensors(self, start_offs: int, fields: list[gguf.ReaderField]) -> None:
+        needed = max((start_offs + _end(field) for field in fields), default=0)
+        if self.data.size < needed:
+            raise WeightsError(f"truncated: {self.data.size} bytes, {needed} needed")
+        super()._build_tensors(start_offs, fields)
+
+
+def _end(field: gguf.ReaderField) -> int:
+    """Where a tensor ends, in bytes from the start of the tensors."""
+    *_, sizes, tensor_type, offset = field.parts
+    block_size, type_size = gguf.GGML_QUANT_SIZES[gguf.GGMLQuantizationType(int(tensor_type[0]))]
+    return int(offset[0]) + int(math.prod(sizes.tolist())) * type_size // block_size
+
+
 def _open(path: Path) -> Any:
     try:
-        return gguf.GGUFReader(path)
+        return _Reader(path)
+    except WeightsError as error:
+        raise WeightsError(f"{path} is {error}") from None
     except (ValueError, IndexError, KeyError) as error:  # the reader checks little: a broken file fails where it fails
         if gguf.GGMLQuantizationType.__name__ in str(error):
             raise UnsupportedModelError(f"a tensor type in {path} ({error})", _gguf_types()) from error

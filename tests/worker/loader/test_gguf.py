@@ -174,9 +174,12 @@ def test_a_broken_file_is_named(content: bytes, tmp_path: Path) -> None:
         GGUFCheckpoint(path)
 
 
-def test_a_truncated_file_is_named(tmp_path: Path) -> None:
+@pytest.mark.parametrize("cut", [1, 100_000])
+def test_a_truncated_file_is_named_with_both_sizes(cut: int, tmp_path: Path) -> None:
     path = tmp_path / "model.gguf"
     write(make_reference("llama_tied"), gguf.MODEL_ARCH.LLAMA, path)
-    path.write_bytes(path.read_bytes()[:-1000])
-    with pytest.raises(WeightsError, match=r"model\.gguf cannot be read as GGUF"):
+    whole = max(tensor.data_offset + tensor.n_bytes for tensor in gguf.GGUFReader(path).tensors)
+    path.write_bytes(path.read_bytes()[: whole - cut])
+    with pytest.raises(WeightsError) as caught:
         GGUFCheckpoint(path)
+    assert str(caught.value) == f"{path} is truncated: {whole - cut} bytes, {whole} needed"
