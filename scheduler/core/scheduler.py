@@ -227,7 +227,7 @@ class Scheduler:
         if not self._at.waiting or not self._at.running or self._at.waiting[0].key[0] >= self._at.running[-1].key[0]:
             return
         head = self._at.waiting[0]
-        if head.num_in_flight_plans or (self._at.swapped and head.key[0] >= self._at.swapped[0].key[0]):
+        if head.num_in_flight_plans:
             return
         victims = [sequence for sequence in self._at.running if sequence.key[0] > head.key[0]]
         num_spared = len(self._at.running) - len(victims)
