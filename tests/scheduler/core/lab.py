@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import Counter, deque
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from scheduler.core.config import CoreConfig
 from scheduler.core.errors import InvalidSequenceError, NeverFitsError, QueueFullError, SchedulerError
@@ -70,14 +70,14 @@ class Lab:
 
     def add(self, *specs: SequenceSpec) -> bool:
         """Adds a group; whether it was accepted, as it must be unless it never fits or the queue is full."""
-        total = max(len(spec.prompt) + spec.max_tokens - 1 for spec in specs)
+        needed = max(self._blocks_needed(spec) for spec in specs)
         together = blocks_for(len(specs[0].prompt), self.config.block_size) + len(specs) - 1
         full = self.core.num_waiting + len(specs) > self.config.max_num_waiting
         answer = self._call(add_verb(specs))
         if len(specs) > self.config.max_num_seqs:
             assert isinstance(answer, str) and answer.startswith(InvalidSequenceError.__name__)
             return False
-        if max(blocks_for(total, self.config.block_size), together) > self._num_blocks:
+        if max(needed, together) > self._num_blocks:
             assert isinstance(answer, str) and answer.startswith(NeverFitsError.__name__)
             return False
         if full:
@@ -160,8 +160,10 @@ class Lab:
         self._num_blocks = num_blocks
         for end in answer:
             spec = self.live[end.sequence_id]
-            assert blocks_for(len(spec.prompt) + spec.max_tokens - 1, self.config.block_size) > num_blocks
-            assert end.reason is EndReason.CAPACITY
+            if end.reason is EndReason.LENGTH:
+                assert end.num_output_tokens >= self._max_tokens(spec)
+            else:
+                assert (end.reason, self._blocks_needed(spec) > num_blocks) == (EndReason.CAPACITY, True)
             self._end(end)
         self._worker = self._new_worker()
 
@@ -250,6 +252,16 @@ class Lab:
 
     # -- inside ------------------------------------------------------------------------------------------------------
 
+    def _blocks_needed(self, spec: SequenceSpec) -> int:
+        """Blocks without which it can never run; with an open end those of the prompt."""
+        num_output = 1 if spec.open_ended else spec.max_tokens
+        return blocks_for(len(spec.prompt) + num_output - 1, self.config.block_size)
+
+    def _max_tokens(self, spec: SequenceSpec) -> int:
+        """Tokens that it gets, with an open end as many as the pool holds; the KV of the last one needs no place."""
+        places = self._num_blocks * self.config.block_size
+        return min(spec.max_tokens, places + 1 - len(spec.prompt)) if spec.open_ended else spec.max_tokens
+
     def _new_worker(self) -> ToyWorker:
         return ToyWorker(
             self.config, num_blocks=self._num_blocks, num_host_blocks=self._num_host_blocks, epoch=self.core.epoch
@@ -269,6 +281,8 @@ class Lab:
             self.outputs[sequence_id].append(token)
         assert len(set(output.sequence_ids)) == len(output.sequence_ids)
         for end in output.ends:
+            if end.reason is EndReason.LENGTH:
+                assert end.num_output_tokens == self._max_tokens(self.live[end.sequence_id])
             self._end(end)
             if end.reason is EndReason.NON_FINITE:
                 fault = self._worker.blame[result.step_id, end.sequence_id]
@@ -281,7 +295,9 @@ class Lab:
         spec = self.live.pop(end.sequence_id)
         self.ends[end.sequence_id] = end
         output = tuple(self.outputs[end.sequence_id])
-        undisturbed, reason = toy_model.generate(spec)
+        # An open end is where the pool ends; a worker with a smaller one may find it passed already.
+        max_tokens = len(output) if spec.open_ended and end.reason is EndReason.LENGTH else spec.max_tokens
+        undisturbed, reason = toy_model.generate(replace(spec, max_tokens=max_tokens))
         assert end.num_output_tokens == len(output)
         if end.reason in (EndReason.STOP, EndReason.LENGTH):
             assert (output, end.reason) == (undisturbed, reason)

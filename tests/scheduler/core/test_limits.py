@@ -208,3 +208,46 @@ def test_finishing_all_ends_swapped_sequences_too() -> None:
     assert [end.sequence_id for end in ends] == [1, 2, 3]
     assert core.snapshot().num_free_host_blocks == 4
     assert core.schedule() is IDLE
+
+
+def test_a_group_parts_that_a_smaller_pool_cannot_hold_together() -> None:
+    core = Scheduler(CoreConfig(num_blocks=8, block_size=4, max_num_seqs=4, max_num_batched_tokens=16))
+    core.add_group(group(3))
+    assert core.requeue_all(3) == ()
+    ends: list[EndReason] = []
+    while isinstance(plan := core.schedule(), StepPlan):
+        ends += [end.reason for end in answer(core, plan).ends]
+    assert ends == [EndReason.LENGTH] * 3
+
+
+def open_ended(sequence_id: int, length: int) -> SequenceSpec:
+    return replace(spec(sequence_id, length, max_tokens=1000), open_ended=True)
+
+
+def test_an_open_end_is_where_the_pool_ends() -> None:
+    core = Scheduler(CoreConfig(num_blocks=3, block_size=4))
+    with pytest.raises(NeverFitsError, match="needs 4 blocks, pool 3: 13 prompt tokens, 4 per block") as caught:
+        core.add(open_ended(1, 13))
+    assert (caught.value.field, caught.value.value) == ("prompt", 13)
+    core.add(open_ended(1, 10))
+    ends: list[tuple[EndReason, int]] = []
+    while isinstance(plan := core.schedule(), StepPlan):
+        ends += [(end.reason, end.num_output_tokens) for end in answer(core, plan).ends]
+    assert ends == [(EndReason.LENGTH, 3)], "12 places, and one token whose KV needs none"
+
+
+def test_an_open_end_moves_with_the_pool() -> None:
+    core = Scheduler(CoreConfig(num_blocks=8, block_size=4))
+    for sequence_id in (1, 2, 3):
+        core.add(open_ended(sequence_id, 2 + 4 * (sequence_id - 1)))
+    for _ in range(3):
+        answer(core, planned(core))
+    ends = core.requeue_all(2)
+    assert [(end.sequence_id, end.reason, end.num_output_tokens) for end in ends] == [
+        (2, EndReason.LENGTH, 3),  # of 6 + 3 tokens the last needs no place
+        (3, EndReason.CAPACITY, 3),
+    ]
+    later: list[tuple[EndReason, int]] = []
+    while isinstance(plan := core.schedule(), StepPlan):
+        later += [(end.reason, end.num_output_tokens) for end in answer(core, plan).ends]
+    assert later == [(EndReason.LENGTH, 7)]

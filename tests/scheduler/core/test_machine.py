@@ -79,6 +79,7 @@ class CoreMachine(RuleBasedStateMachine):
     @rule(
         prompt=prompts(),
         max_tokens=st.integers(1, 24),
+        open_ended=st.sampled_from((False, False, False, True)),
         priority=st.sampled_from((0, 0, 0, 1, -1)),
         salt=st.sampled_from(("",) * 7 + ("pepper",)),
         stop=st.sampled_from((frozenset({toy_model.EOS}), frozenset(), frozenset({toy_model.EOS, 5}))),
@@ -91,6 +92,7 @@ class CoreMachine(RuleBasedStateMachine):
         self,
         prompt: tuple[int, ...],
         max_tokens: int,
+        open_ended: bool,
         priority: int,
         salt: str,
         stop: frozenset[int],
@@ -106,7 +108,8 @@ class CoreMachine(RuleBasedStateMachine):
                 SequenceSpec(
                     sequence_id=self.next_id,
                     prompt=prompt,
-                    max_tokens=max_tokens + copy % 2,
+                    max_tokens=100 if open_ended else max_tokens + copy % 2,
+                    open_ended=open_ended,
                     stop_token_ids=stop,
                     seed=seed + copy,
                     priority=priority,

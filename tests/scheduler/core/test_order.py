@@ -252,3 +252,21 @@ def test_the_victim_is_among_the_last_four_in_order_of_service() -> None:
         bench.deliver()
     assert bench.core.snapshot().waiting[0].sequence_id == 4
     bench.drain()
+
+
+def test_one_that_comes_back_from_the_host_takes_what_others_have_computed_further() -> None:
+    bench = lab(max_num_seqs=1, max_num_batched_tokens=8, num_host_blocks=8, preemption_mode="swap")
+    prompt = tuple(range(1, 11)) * 4
+    bench.add(SequenceSpec(sequence_id=1, prompt=prompt, max_tokens=2, priority=1))
+    bench.schedule()
+    bench.deliver()
+    bench.add(SequenceSpec(sequence_id=2, prompt=prompt, max_tokens=1))
+    bench.schedule()
+    assert [one.num_host_blocks for one in bench.core.snapshot().swapped] == [2]
+    while 2 in bench.live:
+        bench.deliver()
+        plan = bench.schedule()
+    assert isinstance(plan, StepPlan)
+    assert [admission.num_computed_tokens for admission in plan.admissions] == [36]
+    assert len(plan.swap_in) == 0, "all that lay on the host was found on the device"
+    bench.drain()
