@@ -54,7 +54,6 @@ def _run(config: WorkerConfig) -> int:
         return _fail(error, 1)
     if not finished:
         # A model is still loading on the executor thread; the interpreter cannot end in good order under it.
-        sys.stderr.flush()
         os._exit(0)
     return 0
 
