@@ -1,7 +1,7 @@
 """The servicer of the step plane: GetCapacity and Execute.
 
-One stream is live at a time; a stream with a higher epoch takes its place. The handler of a stream reads plans in a
-task of its own, so that plan k+1 is queued while plan k runs, and writes results as they are ready.
+One stream is live at a time; one with the same epoch or a higher one takes its place. The handler of a stream reads
+plans in a task of its own, so that plan k+1 is queued while plan k runs, and writes results as they are ready.
 """
 
 from __future__ import annotations
@@ -109,10 +109,9 @@ class WorkerService(pb_grpc.WorkerServiceServicer):
         runner, capacity = self._loaded
         opening = wire.read_open(first.open)
         limits = check_open(opening, capacity)
-        if self._live is not None and opening.group_epoch <= self._live.epoch:
+        if self._live is not None and opening.group_epoch < self._live.epoch:
             raise IncompatibleError(
-                f"open.group_epoch is {opening.group_epoch}, a stream of epoch {self._live.epoch} is live; "
-                "only a higher one takes over"
+                f"open.group_epoch is {opening.group_epoch}, a stream of the higher epoch {self._live.epoch} is live"
             )
         try:
             session = Session(opening, limits, runner, self._executor)

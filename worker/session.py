@@ -30,7 +30,7 @@ class IncompatibleError(Exception):
 
 
 class SupersededError(Exception):
-    """A stream with a higher epoch took over."""
+    """A stream with the same epoch or a higher one took over."""
 
 
 class StepError(Exception):

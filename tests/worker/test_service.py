@@ -149,21 +149,31 @@ def test_a_row_with_non_finite_logits_harms_no_other(poisoned_llama: TinyModel) 
     run(poisoned_llama.path, scenario)
 
 
-def test_a_higher_epoch_takes_over_and_no_other_does(llama: TinyModel) -> None:
+@pytest.mark.parametrize("epoch", [7, 8], ids=["the same epoch", "a higher epoch"])
+def test_the_same_or_a_higher_epoch_takes_over(llama: TinyModel, epoch: int) -> None:
     async def scenario(worker: InProcessWorker) -> None:
         first = await worker.open(group_epoch=7)
         await works(first)
-        for epoch in (7, 6):
-            refused = Stream(worker.stub)
-            await refused.send(await worker.opening(group_epoch=epoch))
-            code, details = await refused.end()
-            assert code is grpc.StatusCode.FAILED_PRECONDITION
-            assert f"group_epoch is {epoch}" in details and "epoch 7" in details
-        second = await worker.open(group_epoch=8)
-        code, details = await first.end()
-        assert code is grpc.StatusCode.ABORTED
-        assert "epoch 8" in details and "7" in details
+        second = await worker.open(group_epoch=epoch)
+        assert await first.end() == (
+            grpc.StatusCode.ABORTED,
+            f"a stream of epoch {epoch} took over from 7",
+        )
         await works(second)
+
+    run(llama.path, scenario)
+
+
+def test_a_lower_epoch_is_refused_and_harms_nobody(llama: TinyModel) -> None:
+    async def scenario(worker: InProcessWorker) -> None:
+        live = await worker.open(group_epoch=7)
+        late = Stream(worker.stub)
+        await late.send(await worker.opening(group_epoch=6))
+        assert await late.end() == (
+            grpc.StatusCode.FAILED_PRECONDITION,
+            "open.group_epoch is 6, a stream of the higher epoch 7 is live",
+        )
+        await works(live)
 
     run(llama.path, scenario)
 
@@ -171,11 +181,11 @@ def test_a_higher_epoch_takes_over_and_no_other_does(llama: TinyModel) -> None:
 def test_a_stream_that_is_gone_leaves_nothing_behind(llama: TinyModel) -> None:
     async def scenario(worker: InProcessWorker) -> None:
         for _ in range(3):
-            stream = await worker.open_when_free()
+            stream = await worker.open()
             for plan in (prefill(), step(1, [0]), step(2, [0])):
                 await stream.send(plan)
             stream.cancel()
-        await works(await worker.open_when_free())
+        await works(await worker.open())
 
     run(llama.path, scenario)
 
@@ -208,7 +218,7 @@ def test_a_broken_plan_ends_its_stream_only(llama: TinyModel, plan: pb.StepPlan,
         code, details = await stream.end()
         assert code is grpc.StatusCode.INVALID_ARGUMENT
         assert details.startswith(message)
-        await works(await worker.open_when_free())
+        await works(await worker.open())
 
     run(llama.path, scenario)
 
@@ -232,7 +242,7 @@ def test_a_step_that_fails_ends_its_stream_only(llama: TinyModel) -> None:
         code, details = await stream.end()
         assert code is grpc.StatusCode.INTERNAL
         assert details.startswith("step 0 failed: IndexError")
-        await works(await worker.open_when_free())
+        await works(await worker.open())
 
     run(llama.path, scenario, logits_width=1000)
 

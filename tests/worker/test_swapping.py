@@ -192,7 +192,7 @@ def test_a_stream_swaps_no_further_than_it_said(llama: TinyModel) -> None:
             await refused(worker, num_host_blocks=0, block=0)
 
     async def refused(worker: InProcessWorker, num_host_blocks: int, block: int) -> None:
-        stream = await worker.open_when_free(num_host_blocks=num_host_blocks)
+        stream = await worker.open(num_host_blocks=num_host_blocks)
         swap = step(0, [0], [7], swap_out=copies([0], [block]), admissions=[admission(0, PROMPT, range(4))])
         await stream.send(swap)
         code, details = await stream.end()

@@ -96,16 +96,6 @@ class InProcessWorker:
         assert (await stream.receive()).opened.group_epoch == opening.group_epoch
         return stream
 
-    async def open_when_free(self, **changes: object) -> Stream:
-        """The same, waiting for the worker to notice that the stream before is gone."""
-        async with asyncio.timeout(CAP_S):
-            while True:
-                stream = Stream(self.stub)
-                await stream.send(await self.opening(**changes))
-                with contextlib.suppress(AssertionError):
-                    await stream.receive()
-                    return stream
-
 
 @contextlib.asynccontextmanager
 async def serving(model: Path, logits_width: int | None = None) -> AsyncIterator[InProcessWorker]:
