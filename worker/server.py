@@ -30,9 +30,11 @@ _OPTIONS: list[tuple[str, Any]] = [
     ("grpc.http2.min_ping_interval_without_data_ms", 1000),
     ("grpc.http2.max_ping_strikes", 0),
     ("grpc.keepalive_permit_without_calls", 1),
-    # A scheduler whose machine went silent is noticed within 15 s, so that its epoch does not fence off the next one.
+    # A scheduler whose machine went silent is noticed within 15 s, and its rows are forgotten. The ping's own timeout
+    # is a minute, and keepalive waits for it, too.
     ("grpc.keepalive_time_ms", 10_000),
     ("grpc.keepalive_timeout_ms", 5_000),
+    ("grpc.http2.ping_timeout_ms", 5_000),
     # Two workers on one port would split the streams between them without a word.
     ("grpc.so_reuseport", 0),
 ]
