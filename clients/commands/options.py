@@ -32,9 +32,12 @@ def add_timeout(parser: argparse.ArgumentParser, default: float | None) -> None:
 
 
 def add_sampling(parser: argparse.ArgumentParser) -> None:
-    """How tokens are drawn. What is not given is the model's or the server's choice."""
+    """How many tokens there are, and how they are drawn: what is not given of that is the model's or the server's
+    choice."""
+    parser.add_argument(
+        "--max-tokens", type=int, metavar="N", default=512, help="most tokens to generate (default: %(default)s)"
+    )
     group = parser.add_argument_group("sampling", "what is not given is the model's own choice, then the server's")
-    group.add_argument("--max-tokens", type=int, metavar="N", help="most tokens to generate (up to the context limit)")
     group.add_argument("--temperature", type=float, metavar="T", help="softmax temperature; 0 is greedy")
     group.add_argument("--top-k", type=int, metavar="K", help="draw from the K most likely tokens")
     group.add_argument("--top-p", type=float, metavar="P", help="draw from the likely tokens that sum to P")
