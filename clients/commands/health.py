@@ -5,6 +5,8 @@ from __future__ import annotations
 import argparse
 
 from clients.commands import options
+from clients.errors import DeadlineError
+from clients.local.errors import LocalError
 from clients.sync import Client
 
 
@@ -23,6 +25,9 @@ def add_parser(commands: options.Commands) -> None:
 def run(args: argparse.Namespace) -> int:
     """Run the sub-command."""
     with Client(args.target) as client:
-        serving = client.health(timeout=args.timeout)
+        try:
+            serving = client.health(timeout=args.timeout)
+        except DeadlineError:  # something accepts connections there, or stands still
+            raise LocalError(f"no server answers at {args.target} within {args.timeout:g} s") from None
     print("SERVING" if serving else "NOT_SERVING")
     return 0 if serving else 1

@@ -82,6 +82,7 @@ def test_generate_sends_text_if_told_to_or_without_a_template(peer: Peer, target
     peer.model_info.has_chat_template = True
     assert octavo("generate", "-", "--raw", "--target", target, stdin="two").returncode == 0
     assert [request.text for request in peer.requests] == ["one", "two"]
+    assert [request.sampling_params.max_tokens for request in peer.requests] == [512, 512], "the default is a bound"
 
 
 def test_a_refusal_is_one_line(peer: Peer, target: str) -> None:
@@ -103,6 +104,7 @@ def test_chat_keeps_the_history_of_a_piped_conversation(peer: Peer, target: str)
     roles = [[turn.role for turn in request.chat.messages] for request in peer.requests]
     assert roles == [["system", "user"], ["system", "user", "assistant", "user"]]
     assert [turn.content for turn in peer.requests[1].chat.messages] == ["short", "Hello", "Paris", "Again"]
+    assert peer.requests[0].sampling_params.max_tokens == 512
 
 
 def test_ctrl_c_stops_an_answer_and_not_the_chat(peer: Peer, target: str) -> None:
@@ -142,6 +144,14 @@ def test_nobody_answers() -> None:
     assert done.stderr.count("\n") == 1
 
 
+def test_somebody_accepts_and_says_nothing() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        target = f"127.0.0.1:{silent.getsockname()[1]}"
+        done = octavo("health", "--target", target, "--timeout=0.5")
+    assert (done.returncode, done.stdout) == (1, "")
+    assert done.stderr == f"octavo health: no server answers at {target} within 0.5 s\n"
+
+
 def test_info_shows_the_model_and_the_figures(peer: Peer, target: str) -> None:
     peer.model_info = generation_pb2.GetModelInfoResponse(served_model_name="m", eos_token_ids=[2, 3])
     peer.stats.blocks.total = 64
@@ -152,11 +162,17 @@ def test_info_shows_the_model_and_the_figures(peer: Peer, target: str) -> None:
 
 
 def test_serve_finds_its_port_in_use_before_it_starts_anything(tmp_path: Path) -> None:
-    file = tmp_path / "octavo.yaml"
+    file, other = tmp_path / "octavo.yaml", tmp_path / "other.yaml"
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         file.write_text(f"worker:\n  port: {port}\n")
-        for arguments in ([f"--port={port}"], ["--port=0", f"--worker-port={port}"], ["--port=0", f"--config={file}"]):
+        other.write_text("worker:\n  port: 0\n")
+        for arguments in (
+            [f"--port={port}"],
+            ["--port=0", f"--worker-port={port}"],
+            ["--port=0", f"--config={file}"],
+            ["--port=0", f"--config={other}", f"--worker-port={port}"],
+        ):
             done = octavo("serve", "--model=x", *arguments)
             assert (done.returncode, done.stderr) == (
                 1,
