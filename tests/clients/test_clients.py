@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import inspect
 import threading
 from collections.abc import AsyncIterator
 from typing import Any
@@ -252,6 +253,26 @@ def test_a_timeout_is_the_deadline_of_the_call(peer: Peer, target: str) -> None:
     with Client(target) as client, pytest.raises(clients.DeadlineError):
         client.complete("x", timeout=0.2)
     assert peer.cancelled.wait(CANCEL_CAP_S)
+
+
+def surface(kind: type) -> dict[str, tuple[inspect.Parameter, ...]]:
+    """Public names and their parameters; names that asyncio's conventions change are those of the synchronous twin."""
+    synchronous = {"aclose": "close", "__aenter__": "__enter__", "__aexit__": "__exit__", "__aiter__": "__iter__"}
+    synchronous |= {"__anext__": "__next__"}
+    public = {name: value for name, value in vars(kind).items() if callable(value)}
+    return {
+        synchronous.get(name, name): tuple(inspect.signature(value).parameters.values())
+        for name, value in public.items()
+        if not name.startswith("_") or name in {*synchronous, *synchronous.values(), "__init__"}
+    }
+
+
+@pytest.mark.parametrize(
+    ("synchronous", "asynchronous"), [(Client, AsyncClient), (clients.DeltaStream, clients.AsyncDeltaStream)]
+)
+def test_both_clients_have_the_same_methods_with_the_same_parameters(synchronous: type, asynchronous: type) -> None:
+    assert surface(synchronous) == surface(asynchronous)
+    assert {"__init__", "__enter__", "close"} < set(surface(synchronous))
 
 
 def test_nobody_answers() -> None:
