@@ -121,7 +121,7 @@ def works(target: str) -> bool:
         return client.complete(token_ids=[100], temperature=0, max_tokens=3).token_ids == (101, 100, 101)
 
 
-def test_addresses_come_from_the_file_and_from_the_command_line_before_it(model: Path, tmp_path: Path) -> None:
+def test_addresses_come_from_the_file(model: Path, tmp_path: Path) -> None:
     file = tmp_path / "octavo.yaml"
     port, worker_port = free_port(), free_port()
     file.write_text(
@@ -133,10 +133,6 @@ def test_addresses_come_from_the_file_and_from_the_command_line_before_it(model:
         assert works(serve.target)
         with Client(serve.target) as client:
             assert client.stats().worker.address == f"127.0.0.1:{worker_port}"
-    other = free_port()
-    with serving(model, tmp_path, where=[f"--config={file}", "--host=127.0.0.1", f"--port={other}"]) as serve:
-        assert serve.target == f"127.0.0.1:{other}"
-        assert works(serve.target)
 
 
 def test_ipv6_addresses_are_served_in_brackets(model: Path, tmp_path: Path) -> None:
