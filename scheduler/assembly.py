@@ -74,24 +74,16 @@ def model_info(config: SchedulerConfig, capacity: wire.WorkerCapacity, tokenizer
         )
     if capacity.tokenizer_digest and tokenizer.digest and capacity.tokenizer_digest != tokenizer.digest:
         raise ConfigError(f"--model {config.model}: the worker at {config.worker} has another tokenizer")
-    model = ModelInfo(
+    return ModelInfo(
         served_model_name=config.served_model_name or _model_name(config.model),
         architecture=capacity.architecture,
         dtype=capacity.dtype,
         max_model_len=config.max_model_len or capacity.max_model_len,
         logits_width=capacity.logits_width,
         block_size=capacity.block_size,
-        num_blocks=capacity.num_blocks,
         tokenizer_digest=capacity.tokenizer_digest,
         weights_digest=capacity.weights_digest,
     )
-    if model.max_sequence_len < model.max_model_len:
-        log.warning(
-            "the KV cache holds less than one sequence of the longest length; those that need more are refused",
-            max_model_len=model.max_model_len,
-            max_sequence_len=model.max_sequence_len,
-        )
-    return model
 
 
 def _model_name(model: str) -> str:

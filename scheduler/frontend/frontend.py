@@ -162,6 +162,7 @@ class Frontend:
             sequence_id=next(self._sequence_ids),
             prompt=validated.prompt,
             max_tokens=validated.max_tokens,
+            open_ended=validated.open_ended,
             stop_token_ids=validated.stop_token_ids,
             sampling=validated.sampling,
             seed=self._seeds.getrandbits(_SEED_BITS) if validated.seed is None else validated.seed,

@@ -82,6 +82,7 @@ class GenerationServicer(generation_pb2_grpc.GenerationServiceServicer):
                 sequence_ids=[each.sequence_id for each in stream.specs],
                 prompt_tokens=len(spec.prompt),
                 max_tokens=spec.max_tokens,
+                open_ended=spec.open_ended,
                 seed=spec.seed,
                 tenant=spec.tenant,
                 priority=spec.priority,

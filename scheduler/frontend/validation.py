@@ -39,10 +39,11 @@ _NOT_SUPPORTED: Final[dict[str, Any]] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ValidatedRequest:
-    """What the n SequenceSpecs are made of; seed: None if the server is to pick one."""
+    """What the n SequenceSpecs are made of; seed: None if the server is to pick one. open_ended: as in SequenceSpec."""
 
     prompt: tuple[int, ...]
     max_tokens: int
+    open_ended: bool
     stop_token_ids: frozenset[int]
     sampling: Sampling
     seed: int | None
@@ -72,10 +73,10 @@ def validate(
         raise InvalidRequestError(violations)
     sampling = request.sampling
     eos = () if sampling.ignore_eos else eos_token_ids
-    open_end = max(model.max_sequence_len - len(prompt.token_ids), 1)  # a prompt that fills the pool is the core's case
     return ValidatedRequest(
-        prompt=prompt.token_ids,
-        max_tokens=open_end if sampling.max_tokens is None else sampling.max_tokens,
+        prompt=tuple(prompt.token_ids),
+        max_tokens=model.max_model_len - len(prompt.token_ids) if sampling.max_tokens is None else sampling.max_tokens,
+        open_ended=sampling.max_tokens is None,
         stop_token_ids=frozenset((*eos, *sampling.stop_token_ids)),
         sampling=_resolve(sampling, defaults, model),
         seed=sampling.seed,

@@ -39,7 +39,7 @@ def byte_tokenizer(byte_model: Path) -> Tokenizer:
 
 @pytest.fixture(scope="session")
 def model() -> ModelInfo:
-    """Fits `byte_model`; a sequence of 64 tokens needs half the pool."""
+    """Fits `byte_model`."""
     return ModelInfo(
         served_model_name="bytes",
         architecture="LlamaForCausalLM",
@@ -47,5 +47,4 @@ def model() -> ModelInfo:
         max_model_len=64,
         logits_width=VOCAB_SIZE,
         block_size=16,
-        num_blocks=8,
     )

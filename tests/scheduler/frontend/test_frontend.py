@@ -285,6 +285,7 @@ def test_the_spec_holds_what_was_asked_for(engine: EngineScript, frontend: Front
                 "s",
                 123,
             )
+            assert (spec.open_ended, second.open_ended, second.max_tokens) == (False, True, 61)
             assert second.seed != third.seed  # picked by the server
             assert 0 <= second.seed < 2**64
             assert second.deadline_ns is None
