@@ -2,7 +2,8 @@
 
 Owns the live requests, by id, and their sequences. It talks to the engine through the values of `scheduler.messages`
 alone: `send` takes them down, `deliver` brings one update per step up. Every method runs on one event loop; only the
-tokenisation of long prompts leaves it, for a thread.
+tokenisation of long prompts leaves it, for threads of its own. One that still waits for a thread when its caller goes
+is not begun.
 
 Invariants: a request is in `_requests` from its arrival until all its sequences have ended, one has ended badly, it was
 refused or its caller has gone. A sequence is in `_places` from its Add until its end, its refusal or its Cancel,
@@ -16,6 +17,7 @@ import itertools
 import random
 import time
 from collections.abc import AsyncIterator, Callable
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from functools import partial
@@ -34,6 +36,8 @@ from scheduler.messages import Add, Cancel, StepUpdate
 
 # Tokenising runs at 1 to 5 characters per microsecond; below this a thread costs more than it saves the event loop.
 _INLINE_CHARACTERS: Final = 4096
+# Few, so that prompts do not take the processors from the engine; two, so that a huge one does not hold up all others.
+_TOKENISING_THREADS: Final = 2
 _SEED_BITS: Final = 64
 
 
@@ -61,6 +65,7 @@ class Frontend:
         self._places: dict[int, tuple[Stream, int]] = {}
         self._sequence_ids = itertools.count(1)
         self._seeds = random.Random()
+        self._threads = ThreadPoolExecutor(_TOKENISING_THREADS, thread_name_prefix="tokenise")
         self._draining = False
 
     @property
@@ -152,9 +157,10 @@ class Frontend:
 
     async def encode(self, prompt: Prompt | None) -> EncodedPrompt:
         """Tokenises a prompt, a long one in a thread. What it gives is not checked against the model's limits."""
+        work = partial(encode_prompt, prompt, self.tokenizer, self.model.max_model_len)
         if prompt_size(prompt) <= _INLINE_CHARACTERS:
-            return encode_prompt(prompt, self.tokenizer)
-        return await asyncio.to_thread(encode_prompt, prompt, self.tokenizer)
+            return work()
+        return await asyncio.get_running_loop().run_in_executor(self._threads, work)
 
     def _specs(self, validated: ValidatedRequest, deadline_ns: int | None) -> tuple[SequenceSpec, ...]:
         """One per sequence: sequence i draws as one alone with seed + i would."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 
@@ -22,9 +23,9 @@ class ChatPrompt:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TokenPrompt:
-    """Token ids."""
+    """Token ids, of any number: not copied before that is checked."""
 
-    ids: tuple[int, ...]
+    ids: Sequence[int]
 
 
 Prompt = TextPrompt | ChatPrompt | TokenPrompt
@@ -62,7 +63,7 @@ class SamplingInput:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GenerateInput:
     """GenerateRequest. request_id: not empty, made by the service if the caller gave none. unknown_fields: paths of
-    fields that this version's protos do not have."""
+    fields that this version's protos do not have, the first few."""
 
     request_id: str
     prompt: Prompt | None = None

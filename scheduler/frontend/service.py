@@ -5,6 +5,7 @@ Nothing is decided here: the messages become plain values for the `Frontend`, an
 
 from __future__ import annotations
 
+import itertools
 import time
 import uuid
 from collections.abc import Iterator
@@ -23,7 +24,15 @@ from structlog.typing import FilteringBoundLogger
 
 from octavo.serving.v1 import admin_pb2, generation_pb2, generation_pb2_grpc
 from scheduler.core.result import EndReason
-from scheduler.frontend.errors import ERROR_DOMAIN, INTERNAL, RequestError, Status, status_of
+from scheduler.frontend.errors import (
+    ERROR_DOMAIN,
+    INTERNAL,
+    InvalidRequestError,
+    RequestError,
+    Status,
+    Violation,
+    status_of,
+)
 from scheduler.frontend.frontend import Frontend
 from scheduler.frontend.request import ChatPrompt, GenerateInput, Prompt, SamplingInput, TextPrompt, TokenPrompt
 from scheduler.frontend.sequence_output import Delta, TokenLogprob
@@ -35,6 +44,9 @@ _MAX_MESSAGE_BYTES: Final = 1024
 _MAX_DESCRIPTION_BYTES: Final = 160
 _MAX_VIOLATIONS: Final = 24
 _MAX_LOGGED_ID_BYTES: Final = 256
+# What converting a request may take of the event loop: a few MiB have room for a million of either.
+_MAX_CHAT_MESSAGES: Final = 16384
+_MAX_UNKNOWN_FIELDS: Final = 8  # reported by name; one is enough to refuse
 _FINISH_REASONS: Final = {
     EndReason.STOP: generation_pb2.FINISH_REASON_STOP,
     EndReason.LENGTH: generation_pb2.FINISH_REASON_LENGTH,
@@ -57,7 +69,7 @@ class GenerationServicer(generation_pb2_grpc.GenerationServiceServicer):
         request_id = request.request_id or uuid.uuid4().hex
         log = _LOG.bind(request_id=_cut(request_id, _MAX_LOGGED_ID_BYTES))
         try:
-            await self._generate(to_input(request, request_id), context, log)
+            await self._generate(request, request_id, context, log)
         except RequestError as error:
             rpc = to_rpc_status(error, status_of(error))
         except Exception:
@@ -67,11 +79,14 @@ class GenerationServicer(generation_pb2_grpc.GenerationServiceServicer):
             return
         await abort(context, rpc)
 
-    async def _generate(self, request: GenerateInput, context: _Context, log: FilteringBoundLogger) -> None:
+    async def _generate(
+        self, request: generation_pb2.GenerateRequest, request_id: str, context: _Context, log: FilteringBoundLogger
+    ) -> None:
         begin_ns = time.monotonic_ns()
-        opening = self._frontend.open(request, deadline_ns=_deadline_ns(context, begin_ns))
+        deadline_ns = _deadline_ns(context, begin_ns)
         async with AsyncExitStack() as stack:
             try:
+                opening = self._frontend.open(to_input(request, request_id), deadline_ns=deadline_ns)
                 stream = await stack.enter_async_context(opening)
             except RequestError as error:
                 log.info("request refused", reason=status_of(error).reason, error=_cut(str(error), _MAX_MESSAGE_BYTES))
@@ -119,7 +134,7 @@ class GenerationServicer(generation_pb2_grpc.GenerationServiceServicer):
 
 
 def to_input(request: generation_pb2.GenerateRequest, request_id: str) -> GenerateInput:
-    """The request as plain values."""
+    """The request as plain values. Raises InvalidRequestError as `to_prompt` does."""
     return GenerateInput(
         request_id=request_id,
         prompt=to_prompt(request),
@@ -128,7 +143,7 @@ def to_input(request: generation_pb2.GenerateRequest, request_id: str) -> Genera
         priority=request.priority,
         cache_salt=request.cache_salt,
         model=request.model,
-        unknown_fields=tuple(_unknown_fields(request, "")),
+        unknown_fields=tuple(itertools.islice(_unknown_fields(request, ""), _MAX_UNKNOWN_FIELDS)),
     )
 
 
@@ -168,18 +183,21 @@ def to_rpc_status(error: RequestError, status: Status) -> status_pb2.Status:
 
 
 def to_prompt(request: generation_pb2.GenerateRequest | admin_pb2.ProbePrefixRequest) -> Prompt | None:
-    """The prompt as a plain value; both messages have the same oneof."""
+    """The prompt as a plain value; both messages have the same oneof. InvalidRequestError: the chat is too long."""
     match request.WhichOneof("prompt"):
         case "text":
             return TextPrompt(text=request.text)
         case "chat":
             chat = request.chat
+            if (length := len(chat.messages)) > _MAX_CHAT_MESSAGES:
+                limit = f"has {length} messages, must have at most {_MAX_CHAT_MESSAGES}"
+                raise InvalidRequestError((Violation(field="chat.messages", description=limit),))
             return ChatPrompt(
                 messages=tuple((message.role, message.content) for message in chat.messages),
                 add_generation_prompt=not chat.HasField("add_generation_prompt") or chat.add_generation_prompt,
             )
         case "token_ids":
-            return TokenPrompt(ids=tuple(request.token_ids.ids))
+            return TokenPrompt(ids=request.token_ids.ids)
         case _:
             return None
 

@@ -1,6 +1,7 @@
 """The model's tokenizer: text and chat messages to token ids, and the tables that turn ids into text again.
 
-Owns no state of a request. Safe to use from several threads; encoding releases the interpreter's lock.
+Owns no state of a request. Safe to use from several threads; encoding releases the interpreter's lock, rendering a
+chat template does not.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ class Tokenizer:
 
     has_text: False for a model that comes without a tokenizer: it takes token ids and gives no text.
     eos_token_ids: ids that end a generation. special_token_ids: ids that are left out of the text by default.
-    token_bytes: bytes of each id. vocab_size: one more than the highest id.
+    token_bytes: bytes of each id. vocab_size: one more than the highest id. max_token_bytes: of the longest one.
     digest: SHA-256 as the worker computes it, of tokenizer.json or of a GGUF file's token list.
     """
 
@@ -40,9 +41,11 @@ class Tokenizer:
         self.sampling_defaults: SamplingDefaults = parts.sampling_defaults
         self.digest = parts.digest
         self.token_bytes: tuple[bytes, ...] = ()
+        self.max_token_bytes = 0
         self.special_token_ids: frozenset[int] = frozenset()
         if parts.backend is not None:
             self.token_bytes = build_token_bytes(parts.backend)
+            self.max_token_bytes = max(map(len, self.token_bytes), default=0)
             added = parts.backend.get_added_tokens_decoder()
             self.special_token_ids = frozenset(token_id for token_id, token in added.items() if token.special)
 
@@ -54,8 +57,13 @@ class Tokenizer:
     def has_chat_template(self) -> bool:
         return self._template is not None and self.has_text
 
-    def encode(self, text: str) -> tuple[int, ...]:
-        """Ids of plain text, with a BOS in front where the model wants one."""
+    def encode(self, text: str, *, rendered: bool = False) -> tuple[int, ...]:
+        """Ids of a text, with a BOS in front where the model wants one.
+
+        rendered: the text is a conversation's; its template has written BOS itself, so none is added.
+        """
+        if rendered:
+            return self._encode(text, add_special_tokens=False)
         if self._bos_prefix is None:
             return self._encode(text, add_special_tokens=True)
         return self._bos_prefix + self._encode(text, add_special_tokens=False)
@@ -66,11 +74,6 @@ class Tokenizer:
             raise ValueError("the model has no chat template")
         return self._template.render(messages, add_generation_prompt=add_generation_prompt)
 
-    def encode_chat(self, messages: Sequence[Mapping[str, str]], *, add_generation_prompt: bool) -> tuple[int, ...]:
-        """Ids of a conversation. The template writes BOS itself, so none is added. Raises ChatTemplateError."""
-        text = self.apply_chat_template(messages, add_generation_prompt=add_generation_prompt)
-        return self._encode(text, add_special_tokens=False)
-
     def detokenizer(self, *, skip_special_tokens: bool = True) -> Detokenizer:
         """A fresh one, for the output of one sequence."""
         return Detokenizer(self.token_bytes, self.special_token_ids if skip_special_tokens else ())
@@ -78,7 +81,9 @@ class Tokenizer:
     def _encode(self, text: str, *, add_special_tokens: bool) -> tuple[int, ...]:
         if self._backend is None:
             raise ValueError("the model has no tokenizer")
-        return tuple(self._backend.encode(text, add_special_tokens=add_special_tokens).ids)
+        # Not `encode`: that one holds the interpreter's lock until it is done, and finds offsets that nobody reads.
+        (encoding,) = self._backend.encode_batch_fast([text], add_special_tokens=add_special_tokens)
+        return tuple(encoding.ids)
 
 
 def load_tokenizer(model: str, revision: str | None = None) -> Tokenizer:

@@ -19,7 +19,6 @@ from scheduler.frontend.sampling_defaults import SamplingDefaults
 _MAX_NAME_BYTES: Final = 256
 _MAX_LOGPROBS: Final = 20
 _MAX_N: Final = 64
-_MAX_UNKNOWN_FIELDS: Final = 8  # reported by name; one is enough to refuse
 # Fields that no code reads yet, with the value at which they change nothing.
 _NOT_SUPPORTED: Final[dict[str, Any]] = {
     "min_tokens": 0,
@@ -100,7 +99,7 @@ def _resolve(sampling: SamplingInput, defaults: SamplingDefaults, model: ModelIn
 
 
 def _check_fields(request: GenerateInput) -> Iterator[Violation]:
-    for path in request.unknown_fields[:_MAX_UNKNOWN_FIELDS]:
+    for path in request.unknown_fields:
         yield Violation(field=path, description="is not known to this version of the server")
     for name in ("request_id", "tenant", "cache_salt"):
         size = len(getattr(request, name).encode())
@@ -148,14 +147,16 @@ def check_prompt(prompt: EncodedPrompt, max_tokens: int | None, model: ModelInfo
     length = len(prompt.token_ids)
     if length == 0:
         yield Violation(field=prompt.field, description="is empty, must give at least one token")
-    elif length >= model.max_model_len:
+        return
+    if length >= model.max_model_len:
         most = model.max_model_len - 1
         yield Violation(
             field="prompt",
             description=f"has {length} tokens, must have at most {most} (max_model_len {model.max_model_len}, less one "
             "to generate)",
         )
-    elif max_tokens is not None and length + max_tokens > model.max_model_len:
+        return
+    if max_tokens is not None and length + max_tokens > model.max_model_len:
         yield _violation(
             "max_tokens",
             f"is {max_tokens}, with a prompt of {length} tokens that makes {length + max_tokens}, must be at most "

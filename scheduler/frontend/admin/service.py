@@ -127,7 +127,7 @@ class AdminServicer(admin_pb2_grpc.AdminServiceServicer):
         violations = tuple(check_prompt(prompt, None, self._frontend.model))
         if violations:
             raise InvalidRequestError(violations)
-        probe = self._inspector.probe(prompt.token_ids, request.cache_salt)
+        probe = self._inspector.probe(tuple(prompt.token_ids), request.cache_salt)
         return admin_pb2.ProbePrefixResponse(
             prompt_tokens=len(prompt.token_ids),
             cached_tokens=probe.num_cached_tokens,

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-import threading
 from collections.abc import AsyncIterator, Awaitable, Callable
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import grpc
@@ -25,6 +24,7 @@ from scheduler.frontend.stats import BlockStats, CounterStats, QueueStats, Stats
 from scheduler.frontend.tokenizer import Tokenizer
 from tests.oracle.tokenizer import byte_ids
 from tests.scheduler.frontend.driven_engine import DrivenEngine
+from tests.scheduler.frontend.gated_tokenizer import gated
 
 CONFIG = CoreConfig(
     num_blocks=8,
@@ -304,12 +304,17 @@ def test_a_request_of_two_sequences_is_summed_up_by_its_first(run: Run) -> None:
     run(test)
 
 
-def test_a_request_that_is_being_tokenised_says_so(run: Run) -> None:
-    async def test(service: Service) -> None:
-        # A long prompt is tokenised in a thread; the only one there is has something else to do until the end.
-        occupied = threading.Event()
-        asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(1))
-        asyncio.get_running_loop().run_in_executor(None, occupied.wait)
+def test_a_request_that_is_being_tokenised_says_so(byte_model: Path, model: ModelInfo) -> None:
+    async def test() -> None:
+        tokenizer, gate = gated(byte_model)
+        roomy = replace(model, max_model_len=8192)
+        async with serve(DrivenEngine.of(tokenizer, roomy, CONFIG)) as service:
+            try:
+                await asyncio.wait_for(ask(service), 60)
+            finally:
+                gate.open()
+
+    async def ask(service: Service) -> None:
         call = service.generation.Generate(generation_pb2.GenerateRequest(request_id="long", text="x" * 5000))
         await until(lambda: bool(service.engine.frontend.requests()))
         answer = await explain(service, "long")
@@ -317,9 +322,8 @@ def test_a_request_that_is_being_tokenised_says_so(run: Run) -> None:
         listed = await service.admin.ListRequests(admin_pb2.ListRequestsRequest())
         assert [sequence.state for sequence in listed.sequences] == [admin_pb2.SEQUENCE_STATE_PREPARING]
         call.cancel()
-        occupied.set()
 
-    run(test)
+    asyncio.run(test())
 
 
 def test_blocks_and_block_tables(run: Run) -> None:

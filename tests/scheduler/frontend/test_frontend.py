@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Coroutine
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -28,6 +29,7 @@ from scheduler.frontend.tokenizer import Tokenizer
 from scheduler.messages import Rejected, Started, StepUpdate
 from tests.oracle.tokenizer import EOS, byte_ids
 from tests.scheduler.frontend.engine_script import EngineScript
+from tests.scheduler.frontend.gated_tokenizer import gated
 
 FOX = byte_ids("a🦊b")
 
@@ -268,6 +270,38 @@ def test_two_at_once_cannot_both_get_an_id_while_a_long_prompt_is_tokenised(
         errors = await asyncio.gather(attempt(), attempt(), return_exceptions=True)
         assert sorted(type(error).__name__ for error in errors) == ["DuplicateRequestError", "InvalidRequestError"]
         assert engine.added == []
+
+    run(test())
+
+
+def test_long_prompts_wait_for_a_thread_and_are_not_begun_when_their_caller_goes(
+    engine: EngineScript, byte_model: Path, model: ModelInfo
+) -> None:
+    async def test() -> None:
+        tokenizer, gate = gated(byte_model)
+        frontend = Frontend(tokenizer=tokenizer, model=replace(model, max_model_len=8192), send=engine.send)
+
+        async def attempt(letter: str) -> None:
+            async with frontend.open(request(letter, prompt=TextPrompt(text=letter * 5000))):
+                pass
+
+        try:
+            first, second = asyncio.create_task(attempt("a")), asyncio.create_task(attempt("b"))
+            await turns()  # these have the two threads
+            third, fourth = asyncio.create_task(attempt("c")), asyncio.create_task(attempt("d"))
+            await turns()
+            third.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await third
+            assert frontend.num_live == 3
+            async with frontend.open(request("short")):  # nobody else waits
+                assert len(engine.added) == 1
+        finally:
+            gate.open()
+        await asyncio.gather(first, second, fourth)
+        assert sorted(text[0] for text in gate.texts) == ["a", "b", "d"]
+        assert sorted(chr(spec.prompt[0]) for spec in engine.added[1:]) == ["a", "b", "d"]
+        assert frontend.num_live == 0
 
     run(test())
 

@@ -63,7 +63,7 @@ def test_chat_equals_transformers(smollm2: Tokenizer, reference: Any) -> None:
                 given, add_generation_prompt=add_generation_prompt, tokenize=False
             )
             expected = reference.encode(text, add_special_tokens=False)
-            assert list(smollm2.encode_chat(given, add_generation_prompt=add_generation_prompt)) == expected
+            assert list(smollm2.encode(text, rendered=True)) == expected
 
 
 def test_the_facts_of_the_file(smollm2: Tokenizer) -> None:

@@ -15,6 +15,7 @@ from scheduler.frontend.request import ChatPrompt, GenerateInput, Prompt, Sampli
 from scheduler.frontend.sampling_defaults import SamplingDefaults
 from scheduler.frontend.tokenizer import Tokenizer, load_tokenizer
 from scheduler.frontend.validation import ValidatedRequest, validate
+from tests.oracle.tokenizer import END_OF_TURN, SPECIAL_TOKENS
 
 EOS = (257, 258)
 
@@ -174,7 +175,31 @@ def test_an_empty_prompt_is_refused(model: ModelInfo) -> None:
 def test_prompts_of_each_kind(
     prompt: Prompt | None, field: str, description: str, model: ModelInfo, byte_tokenizer: Tokenizer
 ) -> None:
-    assert violations(model, encoded=encode_prompt(prompt, byte_tokenizer)) == {field: description}
+    assert violations(model, encoded=encode_prompt(prompt, byte_tokenizer, model.max_model_len)) == {field: description}
+
+
+@pytest.mark.parametrize(
+    ("field", "around", "prompt"),
+    [
+        ("text", 0, lambda text: TextPrompt(text=text)),
+        ("chat.messages", 32, lambda text: ChatPrompt(messages=(("user", text),))),  # "user: ", the rest as below
+    ],
+)
+def test_a_text_that_cannot_fit_whatever_its_tokens_is_not_tokenised(
+    field: str, around: int, prompt: Any, model: ModelInfo, byte_tokenizer: Tokenizer
+) -> None:
+    longest = SPECIAL_TOKENS[END_OF_TURN]
+    assert byte_tokenizer.max_token_bytes == len(longest) == 15
+    fits = "é" * ((64 * 15 - around) // 2)
+    tokens = len(encode_prompt(prompt(fits), byte_tokenizer, 64).token_ids)
+    assert violations(model, encoded=encode_prompt(prompt(fits), byte_tokenizer, 64)) == {
+        field: f"has {tokens} tokens, must have at most 63 (max_model_len 64, less one to generate)"
+    }
+    assert violations(model, encoded=encode_prompt(prompt(fits + "é"), byte_tokenizer, 64)) == {
+        field: "has 962 bytes of text, must have at most 960 "
+        "(max_model_len 64, times the 15 bytes of the longest token)"
+    }
+    assert encode_prompt(TextPrompt(text=longest * 63), byte_tokenizer, 64).token_ids == (END_OF_TURN,) * 63
 
 
 def test_a_template_that_refuses_is_the_callers_violation(
@@ -184,7 +209,7 @@ def test_a_template_that_refuses_is_the_callers_violation(
     (directory / "tokenizer.json").write_bytes((byte_model / "tokenizer.json").read_bytes())
     (directory / "chat_template.jinja").write_text("{{ raise_exception('roles must alternate') }}")
     prompt = ChatPrompt(messages=(("user", "a"), ("user", "b")))
-    encoded = encode_prompt(prompt, load_tokenizer(str(directory)))
+    encoded = encode_prompt(prompt, load_tokenizer(str(directory)), 64)
     expected = "the model's chat template refuses them: roles must alternate"
     assert violations(model, encoded=encoded) == {"chat.messages": expected}
 
@@ -192,13 +217,13 @@ def test_a_template_that_refuses_is_the_callers_violation(
 def test_a_model_without_tokenizer_or_template_says_so(model: ModelInfo, tmp_path: Any) -> None:
     bare = load_tokenizer(str(tmp_path))
     text, chat = TextPrompt(text="a"), ChatPrompt(messages=(("user", "a"),))
-    assert violations(model, encoded=encode_prompt(text, bare)) == {
+    assert violations(model, encoded=encode_prompt(text, bare, 64)) == {
         "text": "the model has no tokenizer, give token_ids"
     }
-    assert violations(model, encoded=encode_prompt(chat, bare)) == {
+    assert violations(model, encoded=encode_prompt(chat, bare, 64)) == {
         "chat": "the model has no chat template, give text or token_ids"
     }
-    assert encode_prompt(TokenPrompt(ids=(1,)), bare).token_ids == (1,)
+    assert encode_prompt(TokenPrompt(ids=(1,)), bare, 64).token_ids == (1,)
 
 
 def test_all_violations_are_reported_together(model: ModelInfo) -> None:
