@@ -6,8 +6,8 @@ tokenisation of long prompts leaves it, for threads of its own. One that still w
 is not begun.
 
 Invariants: a request is in `_requests` from its arrival until all its sequences have ended, one has ended badly, it was
-refused or its caller has gone. A sequence is in `_places` from its Add until its end, its refusal or its Cancel,
-whichever comes first, and never without its request.
+refused or its caller has gone; `num_live` counts it until its caller has left it. A sequence is in `_places` from its
+Add until its end, its refusal or its Cancel, whichever comes first, and never without its request.
 """
 
 from __future__ import annotations
@@ -67,11 +67,13 @@ class Frontend:
         self._seeds = random.Random()
         self._threads = ThreadPoolExecutor(_TOKENISING_THREADS, thread_name_prefix="tokenise")
         self._draining = False
+        self._num_open = 0
 
     @property
     def num_live(self) -> int:
-        """Requests that are being tokenised, wait or run."""
-        return len(self._requests)
+        """Requests whose callers are not done with them: those that are being tokenised, wait or run, and those that
+        have ended and still have output on its way."""
+        return self._num_open
 
     def requests(self) -> list[LiveRequest]:
         """All live requests in order of arrival, those that are still being tokenised last."""
@@ -95,19 +97,16 @@ class Frontend:
             raise UnknownModelError(model=request.model, served=self.model.served_model_name)
         if request.request_id in self._requests:
             raise DuplicateRequestError(request.request_id)
-        self._requests[request.request_id] = None  # before the first await, so that two cannot both get it
+        self._num_open += 1
         try:
-            stream = await self._prepare(request, arrival_ns, deadline_ns)
-        except BaseException:
-            del self._requests[request.request_id]
-            raise
-        self._requests[request.request_id] = stream
-        self._places.update((spec.sequence_id, (stream, index)) for index, spec in enumerate(stream.specs))
-        try:
-            self._send(Add(specs=stream.specs))
-            yield stream
+            stream = await self._admit(request, arrival_ns, deadline_ns)
+            try:
+                self._send(Add(specs=stream.specs))
+                yield stream
+            finally:
+                self._cancel(stream)
         finally:
-            self._cancel(stream)
+            self._num_open -= 1
 
     def deliver(self, update: StepUpdate) -> None:
         """Takes what one step brought. Sequences that are no longer live here are ignored."""
@@ -139,6 +138,18 @@ class Frontend:
         for stream in touched:  # when all ends are in, so that what has just ended is not cancelled as well
             if stream.is_over:
                 self._cancel(stream)
+
+    async def _admit(self, request: GenerateInput, arrival_ns: int, deadline_ns: int | None) -> Stream:
+        """Puts a request and its sequences on the books."""
+        self._requests[request.request_id] = None  # before the first await, so that two cannot both get the id
+        try:
+            stream = await self._prepare(request, arrival_ns, deadline_ns)
+        except BaseException:
+            del self._requests[request.request_id]
+            raise
+        self._requests[request.request_id] = stream
+        self._places.update((spec.sequence_id, (stream, index)) for index, spec in enumerate(stream.specs))
+        return stream
 
     async def _prepare(self, request: GenerateInput, arrival_ns: int, deadline_ns: int | None) -> Stream:
         validated = validate(

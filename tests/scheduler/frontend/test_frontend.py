@@ -402,7 +402,7 @@ def test_a_bad_end_of_one_sequence_ends_the_request(
             engine.update(ends=tuple(ends))  # two at once: the first counts, and none of them is cancelled
             assert engine.cancelled == [ids[0]]
             async with frontend.open(request("same")):  # its id is free again
-                assert frontend.num_live == 1
+                assert frontend.num_live == 2
                 engine.tokens(ids[0], b"late")
                 assert [(delta.index, delta.text) for delta in (await anext(stream)).deltas] == [(0, "ab"), (3, "c")]
                 with pytest.raises(SequenceEndedError) as error:
@@ -426,7 +426,7 @@ def test_a_refusal_stands_for_all_sequences(engine: EngineScript, frontend: Fron
                 limit="2",
             )
             engine.update(rejected=(refusal,))
-            assert frontend.num_live == 0
+            assert frontend.requests() == []
             with pytest.raises(RejectedError) as error:
                 await anext(stream)
             assert error.value.violations == (Violation(field="sampling_params.n", description=message),)
@@ -455,7 +455,9 @@ def test_draining_refuses_new_requests_and_serves_the_live_ones(engine: EngineSc
                     pass
             assert frontend.num_live == 1
             engine.end(engine.added[0].sequence_id, EndReason.LENGTH, last=ord("a"), count=1)
+            assert frontend.requests() == []  # and yet its caller has not got the end of it
+            assert frontend.num_live == 1
             assert [delta.text for delta in await collect(stream)] == ["a"]
-            assert frontend.num_live == 0
+        assert frontend.num_live == 0
 
     run(test())
