@@ -62,6 +62,13 @@ class InvalidRequestError(RequestError):
         self.violations = violations
 
 
+class MalformedRequestError(RequestError):
+    """The bytes are not those of the message that the method takes."""
+
+    def __init__(self, method: str, why: Exception) -> None:
+        super().__init__(f"request: the bytes are not a message that {method} takes: {why}")
+
+
 class UnknownModelError(RequestError):
     """The request names a model that is not served here."""
 
@@ -145,6 +152,7 @@ _TABLE: Final[dict[str | EndReason, Status]] = {
     InvalidRequestError.__name__: Status(grpc.StatusCode.INVALID_ARGUMENT, "INVALID_REQUEST"),
     InvalidSequenceError.__name__: Status(grpc.StatusCode.INVALID_ARGUMENT, "INVALID_REQUEST"),
     NeverFitsError.__name__: Status(grpc.StatusCode.INVALID_ARGUMENT, "NEVER_FITS"),
+    MalformedRequestError.__name__: Status(grpc.StatusCode.INVALID_ARGUMENT, "MALFORMED_REQUEST"),
     UnknownModelError.__name__: Status(grpc.StatusCode.NOT_FOUND, "MODEL_NOT_SERVED"),
     UnknownRequestError.__name__: Status(grpc.StatusCode.NOT_FOUND, "REQUEST_NOT_LIVE"),
     DuplicateRequestError.__name__: Status(grpc.StatusCode.ALREADY_EXISTS, "REQUEST_ID_IN_USE"),

@@ -10,6 +10,7 @@ from scheduler.frontend.errors import (
     DrainingError,
     DuplicateRequestError,
     InvalidRequestError,
+    MalformedRequestError,
     RejectedError,
     RequestError,
     SequenceEndedError,
@@ -29,6 +30,7 @@ def rejected(kind: str, field: str = "max_tokens") -> RejectedError:
     ("error", "code", "retry"),
     [
         (InvalidRequestError((Violation(field="a", description="b"),)), "INVALID_ARGUMENT", False),
+        (MalformedRequestError("/a/B", ValueError("c")), "INVALID_ARGUMENT", False),
         (UnknownModelError(model="a", served="b"), "NOT_FOUND", False),
         (DuplicateRequestError("a"), "ALREADY_EXISTS", False),
         (DrainingError(), "UNAVAILABLE", True),

@@ -21,6 +21,7 @@ from scheduler.core.result import EndReason
 from scheduler.core.scheduler import Scheduler
 from scheduler.frontend.admin.service import AdminServicer
 from scheduler.frontend.frontend import Frontend
+from scheduler.frontend.malformed import MalformedRequestInterceptor
 from scheduler.frontend.model_info import ModelInfo
 from scheduler.frontend.service import GenerationServicer
 from scheduler.frontend.stats import BlockStats, CounterStats, QueueStats, Stats, WorkerStats
@@ -47,6 +48,7 @@ class Service:
     frontend: Frontend
     generation: Any
     admin: Any
+    channel: Any
 
     async def added(self, count: int) -> int:
         """Waits for the engine to get its count-th sequence, and gives its id."""
@@ -59,7 +61,7 @@ async def serve(tokenizer: Tokenizer, model: ModelInfo) -> AsyncIterator[Service
     engine = EngineScript()
     frontend = Frontend(tokenizer=tokenizer, model=model, send=engine.send)
     engine.deliver = frontend.deliver
-    server = grpc.aio.server()
+    server = grpc.aio.server(interceptors=(MalformedRequestInterceptor(),))
     generation_pb2_grpc.add_GenerationServiceServicer_to_server(GenerationServicer(frontend), server)
     core = Scheduler(CoreConfig(num_blocks=8))
     inspector = Inspector(core, frontend.requests, connected=lambda: True)
@@ -74,6 +76,7 @@ async def serve(tokenizer: Tokenizer, model: ModelInfo) -> AsyncIterator[Service
                 frontend=frontend,
                 generation=generation_pb2_grpc.GenerationServiceStub(channel),
                 admin=admin_pb2_grpc.AdminServiceStub(channel),
+                channel=channel,
             )
     finally:
         await server.stop(None)
@@ -269,6 +272,48 @@ def test_fields_of_other_versions_are_refused_at_any_depth(run: Run) -> None:
         assert error.code() is grpc.StatusCode.INVALID_ARGUMENT
         fields = [violation.field for violation in details["BadRequest"].field_violations]
         assert fields == ["#1023", "chat.messages.#1023", "sampling_params.#1023"]
+
+    run(test)
+
+
+@pytest.mark.parametrize(
+    ("method", "data"),
+    [
+        ("serving.v1.GenerationService/Generate", b"\xff\xff\xff"),
+        ("serving.v1.GenerationService/Generate", b"\x12\x02\xc3\x28"),  # a text that is not UTF-8
+        ("serving.v1.GenerationService/GetModelInfo", b"\x0a\x05a"),  # cut short
+        ("serving.v1.AdminService/ProbePrefix", b"\xff"),
+    ],
+)
+def test_bytes_that_are_no_message_are_the_callers_fault(method: str, data: bytes, run: Run) -> None:
+    async def test(service: Service) -> None:
+        error, details = await failure(service.channel.unary_stream(f"/octavo.{method}")(data))
+        assert error.code() is grpc.StatusCode.INVALID_ARGUMENT
+        assert str(error.details()).startswith(f"request: the bytes are not a message that /octavo.{method} takes: ")
+        assert details["ErrorInfo"].reason == "MALFORMED_REQUEST"
+
+    run(test)
+
+
+def test_an_unknown_method_is_unimplemented(run: Run) -> None:
+    async def test(service: Service) -> None:
+        error, _ = await failure(service.channel.unary_stream("/octavo.serving.v1.GenerationService/Other")(b""))
+        assert error.code() is grpc.StatusCode.UNIMPLEMENTED
+
+    run(test)
+
+
+def test_what_converting_a_request_takes_is_bounded(run: Run) -> None:
+    async def test(service: Service) -> None:
+        message = generation_pb2.ChatMessage(role="user")
+        chat = generation_pb2.ChatPrompt(messages=[message] * 16385)
+        error, details = await failure(service.generation.Generate(generation_pb2.GenerateRequest(chat=chat)))
+        assert error.details() == "chat.messages: has 16385 messages, must have at most 16384"
+        assert error.code() is grpc.StatusCode.INVALID_ARGUMENT
+        request = generation_pb2.GenerateRequest.FromString(b"\xf8\x3f\x01" * 1000)  # field 1023, a thousand times
+        error, details = await failure(service.generation.Generate(request))
+        fields = [violation.field for violation in details["BadRequest"].field_violations]
+        assert fields == ["#1023"] * 8 + ["prompt"]
 
     run(test)
 
