@@ -103,18 +103,20 @@ class DrainingError(RequestError):
 
 
 class RejectedError(RequestError):
-    """The core refused the request."""
+    """The core refused the request. prompt_field: the field that the prompt came in."""
 
-    def __init__(self, rejected: Rejected) -> None:
+    def __init__(self, rejected: Rejected, *, prompt_field: str) -> None:
         super().__init__(rejected.message)
         self.kind = rejected.kind
         self._rejected = rejected
+        # Where the core's fields are in a request.
+        public = {"prompt": prompt_field, "max_tokens": "sampling_params.max_tokens", "n": "sampling_params.n"}
+        self._field = public.get(rejected.field, rejected.field)
         if rejected.kind in _FAULTS_OF_THE_REQUEST:
-            field = _PUBLIC_FIELDS.get(rejected.field, rejected.field)
-            self.violations = (Violation(field=field, description=rejected.message),)
+            self.violations = (Violation(field=self._field, description=rejected.message),)
 
     def metadata(self) -> dict[str, str]:
-        pairs = {"field": self._rejected.field, "value": self._rejected.value, "limit": self._rejected.limit}
+        pairs = {"field": self._field, "value": self._rejected.value, "limit": self._rejected.limit}
         return {key: value for key, value in pairs.items() if value}
 
 
@@ -136,8 +138,6 @@ class Status:
 
 
 _FAULTS_OF_THE_REQUEST: Final = frozenset({InvalidSequenceError.__name__, NeverFitsError.__name__})
-# Where the core's fields are in a request.
-_PUBLIC_FIELDS: Final = {"max_tokens": "sampling_params.max_tokens", "n": "sampling_params.n"}
 
 _END_MESSAGES: Final[dict[EndReason, str]] = {
     EndReason.ABORT: "the request was aborted",

@@ -118,7 +118,7 @@ class Frontend:
         for rejected in update.rejected:
             if (place := places.get(rejected.sequence_id)) is not None:
                 stream, _ = place
-                stream.push_error(RejectedError(rejected))
+                stream.push_error(RejectedError(rejected, prompt_field=stream.prompt_field))
                 self._release(stream)
         for column, (sequence_id, token_id) in enumerate(zip(update.sequence_ids, update.token_ids, strict=True)):
             if (place := places.get(sequence_id)) is not None:
@@ -152,15 +152,17 @@ class Frontend:
         return stream
 
     async def _prepare(self, request: GenerateInput, arrival_ns: int, deadline_ns: int | None) -> Stream:
+        prompt = await self.encode(request.prompt)
         validated = validate(
             request,
-            await self.encode(request.prompt),
+            prompt,
             model=self.model,
             eos_token_ids=self.tokenizer.eos_token_ids,
             defaults=self.tokenizer.sampling_defaults,
         )
         return Stream(
             request_id=request.request_id,
+            prompt_field=prompt.field,
             specs=self._specs(validated, deadline_ns),
             make_detokenizer=partial(self.tokenizer.detokenizer, skip_special_tokens=validated.skip_special_tokens),
             arrival_ns=arrival_ns,

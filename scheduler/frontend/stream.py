@@ -45,19 +45,21 @@ class Stream:
 
     Raises RequestError where a sequence ended badly, after the tokens that all had until then.
 
-    specs: the request's sequences by their index; make_detokenizer is called once for each. arrival_ns: when the
-    request came, on the engine's clock.
+    prompt_field: the request's field that the prompt came in. specs: the request's sequences by their index;
+    make_detokenizer is called once for each. arrival_ns: when the request came, on the engine's clock.
     """
 
     def __init__(
         self,
         *,
         request_id: str,
+        prompt_field: str,
         specs: tuple[SequenceSpec, ...],
         make_detokenizer: Callable[[], Detokenizer],
         arrival_ns: int,
     ) -> None:
         self.request_id = request_id
+        self.prompt_field = prompt_field
         self.specs = specs
         self.arrival_ns = arrival_ns
         self._outputs = tuple(

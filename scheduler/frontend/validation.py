@@ -151,7 +151,7 @@ def check_prompt(prompt: EncodedPrompt, max_tokens: int | None, model: ModelInfo
     if length >= model.max_model_len:
         most = model.max_model_len - 1
         yield Violation(
-            field="prompt",
+            field=prompt.field,
             description=f"has {length} tokens, must have at most {most} (max_model_len {model.max_model_len}, less one "
             "to generate)",
         )

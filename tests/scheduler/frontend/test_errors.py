@@ -23,7 +23,8 @@ from scheduler.messages import Rejected
 
 def rejected(kind: str, field: str = "max_tokens") -> RejectedError:
     message = "needs 13 blocks, pool 12"
-    return RejectedError(Rejected(sequence_id=1, kind=kind, message=message, field=field, value="13", limit="12"))
+    refusal = Rejected(sequence_id=1, kind=kind, message=message, field=field, value="13", limit="12")
+    return RejectedError(refusal, prompt_field="token_ids.ids")
 
 
 @pytest.mark.parametrize(
@@ -63,6 +64,7 @@ def test_every_bad_end_has_a_status_and_a_message() -> None:
 def test_a_refusal_of_the_core_names_the_field_of_the_request() -> None:
     error = rejected("NeverFitsError")
     assert error.violations == (Violation(field="sampling_params.max_tokens", description="needs 13 blocks, pool 12"),)
-    assert error.metadata() == {"field": "max_tokens", "value": "13", "limit": "12"}
+    assert error.metadata() == {"field": "sampling_params.max_tokens", "value": "13", "limit": "12"}
+    assert rejected("NeverFitsError", field="prompt").violations[0].field == "token_ids.ids"
     assert rejected("InvalidSequenceError", field="n").violations[0].field == "sampling_params.n"
     assert rejected("QueueFullError").violations == ()

@@ -204,11 +204,12 @@ def test_a_refusal_of_the_core_is_raised(engine: EngineScript, frontend: Fronten
             sequence_id = engine.added[0].sequence_id
             text = "needs 13 blocks, pool 12"
             refusal = Rejected(
-                sequence_id=sequence_id, kind="NeverFitsError", message=text, field="max_tokens", value="13", limit="12"
+                sequence_id=sequence_id, kind="NeverFitsError", message=text, field="prompt", value="13", limit="12"
             )
             engine.update(rejected=(refusal,))
-            with pytest.raises(RejectedError, match=text):
+            with pytest.raises(RejectedError, match=text) as error:
                 await anext(stream)
+            assert error.value.violations == (Violation(field="token_ids.ids", description=text),)
         assert engine.cancelled == []
 
     run(test())
