@@ -49,7 +49,7 @@ class SamplingInput:
     presence_penalty: float | None = None
     frequency_penalty: float | None = None
     repetition_penalty: float | None = None
-    logit_bias: tuple[tuple[int, float], ...] = ()
+    logit_bias: Mapping[int, float] = field(default_factory=dict)
     allowed_token_ids: tuple[int, ...] = ()
     bad_words: tuple[str, ...] = ()
     logprobs: int | None = None

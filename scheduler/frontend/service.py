@@ -206,8 +206,8 @@ def _sampling(message: Message) -> SamplingInput:
     """Copies the fields that are set; SamplingInput has them under the same names."""
     values: dict[str, Any] = {}
     for descriptor, value in message.ListFields():
-        if descriptor.name == "logit_bias":
-            values[descriptor.name] = tuple(sorted(value.items()))
+        if descriptor.message_type is not None:  # a map, the only kind of message there is
+            values[descriptor.name] = dict(value)
         else:
             values[descriptor.name] = tuple(value) if descriptor.is_repeated else value
     return SamplingInput(**values)

@@ -5,6 +5,7 @@ All violations of a request are found and reported together, each with the field
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Final
@@ -27,7 +28,7 @@ _NOT_SUPPORTED: Final[dict[str, Any]] = {
     "presence_penalty": 0.0,
     "frequency_penalty": 0.0,
     "repetition_penalty": 1.0,
-    "logit_bias": (),
+    "logit_bias": {},
     "allowed_token_ids": (),
     "bad_words": (),
     "prompt_logprobs": None,
@@ -128,7 +129,7 @@ def _check_sampling(sampling: SamplingInput, model: ModelInfo) -> Iterator[Viola
     for name, neutral in _NOT_SUPPORTED.items():
         value = getattr(sampling, name)
         if value is not None and value != neutral:
-            yield _violation(name, f"is {_shortened(value)}, is not supported yet: leave it out")
+            yield _violation(name, f"is {_as_json(value)}, is not supported yet: leave it out")
 
 
 def _check_parallel(sampling: SamplingInput, defaults: SamplingDefaults) -> Iterator[Violation]:
@@ -175,6 +176,7 @@ def _violation(name: str, description: str) -> Violation:
     return Violation(field=f"sampling_params.{name}", description=description)
 
 
-def _shortened(value: object) -> str:
-    text = str(value)
+def _as_json(value: object) -> str:
+    """The form that callers write in whatever language; a long one is cut."""
+    text = json.dumps(value, ensure_ascii=False)
     return text if len(text) <= 64 else f"{text[:64]}..."

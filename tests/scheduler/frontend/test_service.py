@@ -251,6 +251,8 @@ def test_unset_differs_from_zero(run: Run) -> None:
     async def test(service: Service) -> None:
         error, _ = await failure(service.generation.Generate(ids(1, prompt_logprobs=0)))
         assert "prompt_logprobs: is 0, is not supported yet" in str(error.details())
+        error, _ = await failure(service.generation.Generate(ids(1, logit_bias={7: -0.5})))
+        assert 'logit_bias: is {"7": -0.5}, is not supported yet' in str(error.details())
         call = service.generation.Generate(ids(1, temperature=0.0, min_tokens=0))
         await service.added(1)
         assert service.engine.added[0].sampling.temperature == 0.0

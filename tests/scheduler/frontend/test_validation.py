@@ -73,25 +73,26 @@ def test_out_of_range(field: str, value: float, limit: str, model: ModelInfo) ->
 
 
 @pytest.mark.parametrize(
-    ("field", "value"),
+    ("field", "value", "written"),
     [
-        ("min_tokens", 1),
-        ("stop", ("x",)),
-        ("include_stop_in_output", True),
-        ("presence_penalty", 0.5),
-        ("presence_penalty", math.nan),
-        ("frequency_penalty", -1.0),
-        ("repetition_penalty", 1.1),
-        ("logit_bias", ((1, 2.0),)),
-        ("allowed_token_ids", (1,)),
-        ("bad_words", ("x",)),
-        ("prompt_logprobs", 0),
-        ("spaces_between_special_tokens", False),
-        ("echo", True),
+        ("min_tokens", 1, "1"),
+        ("stop", ("x", "é"), '["x", "é"]'),
+        ("stop", ("x" * 99,), f'["{"x" * 62}...'),
+        ("include_stop_in_output", True, "true"),
+        ("presence_penalty", 0.5, "0.5"),
+        ("presence_penalty", math.nan, "NaN"),
+        ("frequency_penalty", -1.0, "-1.0"),
+        ("repetition_penalty", 1.1, "1.1"),
+        ("logit_bias", {1: 2.0}, '{"1": 2.0}'),
+        ("allowed_token_ids", (1,), "[1]"),
+        ("bad_words", ("x",), '["x"]'),
+        ("prompt_logprobs", 0, "0"),
+        ("spaces_between_special_tokens", False, "false"),
+        ("echo", True, "true"),
     ],
 )
-def test_not_supported_yet(field: str, value: Any, model: ModelInfo) -> None:
-    expected = {f"sampling_params.{field}": f"is {value}, is not supported yet: leave it out"}
+def test_not_supported_yet(field: str, value: Any, written: str, model: ModelInfo) -> None:
+    expected = {f"sampling_params.{field}": f"is {written}, is not supported yet: leave it out"}
     assert violations(model, **{field: value}) == expected
 
 
