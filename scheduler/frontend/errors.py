@@ -121,10 +121,11 @@ class RejectedError(RequestError):
 
 
 class SequenceEndedError(RequestError):
-    """The sequence ended otherwise than by a stop token or its length."""
+    """The sequence ended otherwise than by a stop token or its length. why: what is known of the cause, or empty."""
 
-    def __init__(self, reason: EndReason, num_output_tokens: int) -> None:
-        super().__init__(f"{_END_MESSAGES[reason]} (after {num_output_tokens} tokens)")
+    def __init__(self, reason: EndReason, num_output_tokens: int, why: str = "") -> None:
+        cause = f": {why}" if why else ""
+        super().__init__(f"{_END_MESSAGES[reason]}{cause} (after {num_output_tokens} tokens)")
         self.reason = reason
 
 

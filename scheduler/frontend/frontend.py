@@ -23,6 +23,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Final
 
+from scheduler.core.result import EndReason
 from scheduler.core.sequence import SequenceSpec
 from scheduler.frontend.directory import LiveRequest
 from scheduler.frontend.errors import DrainingError, DuplicateRequestError, RejectedError, UnknownModelError
@@ -45,6 +46,7 @@ class Frontend:
     """See the module.
 
     send: hands a message to the engine; must not block, and is called on the event loop. clock_ns: the engine's clock.
+    why_unavailable: what is known of why there is no worker, for those whose request fails over it; may be empty.
     """
 
     def __init__(
@@ -54,11 +56,13 @@ class Frontend:
         model: ModelInfo,
         send: Callable[[Add | Cancel], None],
         clock_ns: Callable[[], int] = time.monotonic_ns,
+        why_unavailable: Callable[[], str] = str,
     ) -> None:
         self.tokenizer = tokenizer
         self.model = model
         self._send = send
         self._clock_ns = clock_ns
+        self._why_unavailable = why_unavailable
         # By request id; None while the request is being tokenised.
         self._requests: dict[str, Stream | None] = {}
         # By sequence id: its stream, and its index there.
@@ -133,7 +137,7 @@ class Frontend:
         for end in update.ends:
             if (place := self._places.pop(end.sequence_id, None)) is not None:
                 stream, index = place
-                stream.push_end(index, end)
+                stream.push_end(index, end, self._why_unavailable() if end.reason is EndReason.WORKER_LOST else "")
                 touched.append(stream)
         for stream in touched:  # when all ends are in, so that what has just ended is not cancelled as well
             if stream.is_over:

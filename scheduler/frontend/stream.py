@@ -109,15 +109,15 @@ class Stream:
         """Belongs to the token of this sequence that was pushed last; dropped if the caller did not ask."""
         self._outputs[index].push_logprob(token_id, logprob, top)
 
-    def push_end(self, index: int, end: End) -> None:
-        """Ends a sequence, and with a bad reason the request."""
+    def push_end(self, index: int, end: End, why: str = "") -> None:
+        """Ends a sequence, and with a bad reason the request. why: what is known of a bad one's cause."""
         output = self._outputs[index]
         if end.reason in _GOOD_ENDS:
             output.end = end
             self._num_open -= 1
             self._wake()
         else:
-            self.push_error(SequenceEndedError(end.reason, output.num_tokens))
+            self.push_error(SequenceEndedError(end.reason, output.num_tokens, why))
 
     def push_error(self, error: RequestError) -> None:
         """Ends the request; of several errors the first counts."""

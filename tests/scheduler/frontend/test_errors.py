@@ -61,6 +61,13 @@ def test_every_bad_end_has_a_status_and_a_message() -> None:
         assert "(after 3 tokens)" in str(SequenceEndedError(reason, 3))
 
 
+def test_a_lost_worker_is_explained_where_the_cause_is_known() -> None:
+    lost = "the worker was lost and none came back in time"
+    assert str(SequenceEndedError(EndReason.WORKER_LOST, 3)) == f"{lost} (after 3 tokens)"
+    error = SequenceEndedError(EndReason.WORKER_LOST, 3, "the worker serves another model")
+    assert str(error) == f"{lost}: the worker serves another model (after 3 tokens)"
+
+
 def test_a_refusal_of_the_core_names_the_field_of_the_request() -> None:
     error = rejected("NeverFitsError")
     assert error.violations == (Violation(field="sampling_params.max_tokens", description="needs 13 blocks, pool 12"),)

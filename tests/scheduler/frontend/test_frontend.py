@@ -198,6 +198,24 @@ def test_a_bad_end_is_raised_after_the_tokens_before_it(
     run(test())
 
 
+def test_a_lost_worker_is_explained(engine: EngineScript, byte_tokenizer: Tokenizer, model: ModelInfo) -> None:
+    async def test() -> None:
+        frontend = Frontend(
+            tokenizer=byte_tokenizer, model=model, send=engine.send, why_unavailable=lambda: "it serves another model"
+        )
+        engine.deliver = frontend.deliver
+        async with frontend.open(request("a")) as lost, frontend.open(request("b")) as late:
+            engine.end(engine.added[0].sequence_id, EndReason.WORKER_LOST)
+            engine.end(engine.added[1].sequence_id, EndReason.DEADLINE)
+            with pytest.raises(SequenceEndedError, match="none came back in time: it serves another model"):
+                await anext(lost)
+            with pytest.raises(SequenceEndedError) as error:
+                await anext(late)
+            assert "another model" not in str(error.value)
+
+    run(test())
+
+
 def test_a_refusal_of_the_core_is_raised(engine: EngineScript, frontend: Frontend) -> None:
     async def test() -> None:
         async with frontend.open(request()) as stream:
