@@ -18,8 +18,9 @@ from scheduler.config import ConfigError
 from scheduler.flags import parse
 from scheduler.frontend.errors import ModelLoadError
 from scheduler.frontend.tokenizer import load_tokenizer
+from scheduler.listen import ListenError
 from scheduler.recording.errors import RecordingError
-from scheduler.server import PortInUseError, serve
+from scheduler.server import serve
 
 
 def main() -> int:
@@ -32,7 +33,7 @@ def main() -> int:
     except (ConfigError, ModelLoadError) as error:
         print(f"scheduler: {error}", file=sys.stderr)
         return 2
-    except (PortInUseError, RecordingError) as error:
+    except (ListenError, RecordingError) as error:
         print(f"scheduler: {error}", file=sys.stderr)
         return 1
 

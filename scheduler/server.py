@@ -25,10 +25,12 @@ from scheduler.config import SchedulerConfig
 from scheduler.engine import Engine, EngineConfig
 from scheduler.frontend.admin.service import AdminServicer
 from scheduler.frontend.frontend import Frontend
+from scheduler.frontend.malformed import MalformedRequestInterceptor
 from scheduler.frontend.service import GenerationServicer
 from scheduler.frontend.tokenizer import Tokenizer
 from scheduler.health_service import HealthReporter, StartingUp
 from scheduler.inspector import Inspector
+from scheduler.listen import ListenError, check_free, listen_address
 from scheduler.worker_client import WorkerClient, WorkerUnavailableError
 
 _WORKER_WAIT_S, _WORKER_POLL_S = 5.0, 0.1
@@ -41,10 +43,6 @@ _SERVICES = tuple(
 _T = TypeVar("_T")
 
 log = structlog.get_logger()
-
-
-class PortInUseError(Exception):
-    """The address to listen on cannot be had."""
 
 
 class _Signals:
@@ -62,14 +60,16 @@ class _Signals:
 async def serve(config: SchedulerConfig, tokenizer: Tokenizer) -> int:
     """Serves until SIGTERM or SIGINT, then drains; a second signal stops at once.
 
-    Returns the exit code: 0 if every request that was accepted has ended, else 1. Raises PortInUseError, ConfigError if
+    Returns the exit code: 0 if every request that was accepted has ended, else 1. Raises ListenError, ConfigError if
     the worker and the flags do not go together, and whatever ends the engine.
     """
-    server = grpc.aio.server(options=SERVER_OPTIONS)
+    check_free(config.host, config.port)
+    server = grpc.aio.server(options=SERVER_OPTIONS, interceptors=(MalformedRequestInterceptor(),))
+    address = listen_address(config.host, config.port)
     try:
-        port = server.add_insecure_port(f"{config.host}:{config.port}")
+        port = server.add_insecure_port(address)
     except RuntimeError as error:
-        raise PortInUseError(f"cannot listen on {config.host}:{config.port}: choose another --port") from error
+        raise ListenError(f"cannot listen on {address}: {error}") from error
     cleanup = contextlib.ExitStack()
     signals = _Signals()
     worker = WorkerClient(config.worker)
@@ -90,7 +90,9 @@ async def serve(config: SchedulerConfig, tokenizer: Tokenizer) -> int:
             capacity,
             on_session=health_reporter.set,
         )
-        frontend = Frontend(tokenizer=tokenizer, model=model, send=engine.send)
+        frontend = Frontend(
+            tokenizer=tokenizer, model=model, send=engine.send, why_unavailable=lambda: engine.why_not_connected
+        )
         _add_services(server, engine, frontend)
         starting.ready = True
         log.info("serving", model=model.served_model_name)
