@@ -87,6 +87,15 @@ def test_a_generated_answer_is_a_prefix_of_the_next_turn(server: Cluster, unifor
     assert_closed_form(uniform, turn, second)
 
 
+def test_a_block_is_reused_only_behind_its_own_prefix(server: Cluster) -> None:
+    """The oracle cannot see order, so the count of cached tokens has to show it."""
+    first, second, third = (random_prompt(5500 + i, BLOCK) for i in range(3))
+    last = [1]
+    order = [first + second + third, first + third, second + third, first + second + last, third + second]
+    usages = [server.complete(token_ids=ids + last, max_tokens=1, ignore_eos=True).usage for ids in order]
+    assert [usage and usage.cached_tokens for usage in usages] == [0, 16, 0, 32, 0]
+
+
 def test_salts_keep_prompts_apart(server: Cluster) -> None:
     prompt = random_prompt(6000, 64)
     usages = [

@@ -68,6 +68,20 @@ def alone(
     return outputs
 
 
+def test_the_same_prompt_again_is_cached_and_answered_the_same(prompts: list[list[int]], tmp_path: Path) -> None:
+    prompt = prompts[LENGTHS.index(330)]
+    with cluster(MODEL, tmp_path, worker_args=["--num-gpu-blocks-override", "64"]) as server:
+        first, second = (
+            server.complete(token_ids=prompt, max_tokens=16, ignore_eos=True, logprobs=2) for _ in range(2)
+        )
+    assert first.usage is not None
+    assert second.usage is not None
+    assert (first.usage.cached_tokens, second.usage.cached_tokens) == (0, 320)
+    assert second.token_ids == first.token_ids
+    for before, after in zip(first.logprobs, second.logprobs, strict=True):
+        assert after.logprob == pytest.approx(before.logprob, abs=1e-4)
+
+
 @pytest.mark.parametrize(
     ("plans_in_flight", "withhold"), [(1, False), (2, False), (2, True)], ids=["one-plan", "two-plans", "withheld"]
 )
