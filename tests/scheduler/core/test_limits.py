@@ -251,3 +251,18 @@ def test_an_open_end_moves_with_the_pool() -> None:
     while isinstance(plan := core.schedule(), StepPlan):
         later += [(end.reason, end.num_output_tokens) for end in answer(core, plan).ends]
     assert later == [(EndReason.LENGTH, 7)]
+
+
+def test_a_copy_to_a_host_that_is_lost_before_it_is_sent_is_not_sent_to_the_next_one() -> None:
+    core = Scheduler(CoreConfig(num_blocks=3, block_size=2, max_num_seqs=2, num_host_blocks=4, preemption_mode="swap"))
+    core.add(spec(1, 3, max_tokens=2))
+    core.add(spec(2, 1, max_tokens=4))
+    first = planned(core)
+    planned(core)
+    answer(core, first)
+    assert core.schedule() is WAITING, "2 found the pool dry, and 1 has its last token in flight"
+    assert core.num_swapped == 1
+    core.requeue_all(3, 4)
+    plan = planned(core)
+    assert len(plan.admissions) == 2
+    assert len(plan.swap_out) == 0

@@ -270,3 +270,45 @@ def test_one_that_comes_back_from_the_host_takes_what_others_have_computed_furth
     assert [admission.num_computed_tokens for admission in plan.admissions] == [36]
     assert len(plan.swap_in) == 0, "all that lay on the host was found on the device"
     bench.drain()
+
+
+def test_a_victim_is_of_the_lowest_priority_even_if_another_costs_less() -> None:
+    bench = lab(num_blocks=9, preemption_mode="recompute", max_num_batched_tokens=99, max_plans_in_flight=1)
+    for sequence_id, length, priority in ((1, 12, 0), (2, 9, 0), (3, 12, 1)):
+        bench.add(spec(sequence_id, length, max_tokens=9, priority=priority))
+    bench.schedule()
+    bench.deliver()
+    bench.schedule()
+    assert bench.core.counters.preemptions == 1, "1 needs a fourth block; 2 holds as many as 3 and has fewer tokens"
+    assert [one.sequence_id for one in bench.core.snapshot().waiting] == [3]
+    bench.drain()
+
+
+@pytest.mark.parametrize(("num_before", "found"), [(16, True), (17, False)])
+def test_the_queue_is_searched_sixteen_places_behind_its_head(num_before: int, found: bool) -> None:
+    bench = lab(num_blocks=8, max_overtakes=100)
+    bench.add(spec(1, 16, max_tokens=9))
+    bench.schedule()
+    for sequence_id in range(2, 2 + num_before):
+        bench.add(spec(sequence_id, 24, max_tokens=1))
+    bench.add(spec(99, 1, max_tokens=1))
+    plan = bench.schedule()
+    assert isinstance(plan, StepPlan)
+    assert [admission.sequence_id for admission in plan.admissions] == [99] * found
+    bench.drain()
+
+
+def test_a_prompt_does_not_delay_decodes_that_a_failed_row_took_out_of_the_batch() -> None:
+    bench = lab(max_num_batched_tokens=8, max_plans_in_flight=1, max_num_seqs=4)
+    for sequence_id in (1, 2):
+        bench.add(spec(sequence_id, 3, priority=1))
+    bench.schedule()
+    bench.deliver()
+    bench.add(spec(3, 100, max_tokens=1))
+    bench.schedule(faulty_row=0)
+    bench.deliver()
+    assert [end.reason for end in bench.ends.values()] == [EndReason.NON_FINITE]
+    plan = bench.schedule()  # the lab checks, too, that who lacks one token gets it
+    assert isinstance(plan, StepPlan)
+    assert sorted(plan.num_tokens) == [1, 7]
+    bench.drain()

@@ -164,3 +164,18 @@ def test_a_failed_row_of_one_that_has_ended_already_changes_nobody() -> None:
     output = core.update(StepResult(epoch=0, step_id=2, num_sampled=(0, 1), tokens=(22,), flags=flags))
     assert (output.sequence_ids, output.token_ids, output.ends) == ((2,), (22,), ())
     assert booked(core) == (3, 0, 1)
+
+
+def test_what_a_sharer_of_a_failed_row_computed_is_not_indexed_when_it_loses_its_row() -> None:
+    core = Scheduler(CoreConfig(num_blocks=16, block_size=4, max_num_seqs=2, max_plans_in_flight=1))
+    for sequence_id in (1, 2):
+        core.add(SequenceSpec(sequence_id=sequence_id, prompt=(1, 1, 1, 1, 9), max_tokens=9))
+    for step_id in (1, 2, 3):
+        core.schedule()
+        core.update(StepResult(epoch=0, step_id=step_id, num_sampled=(1, 1), tokens=(5, 6)))
+    assert core.snapshot().num_indexed_blocks == 1
+    core.schedule()  # fills the second block of each; it would be indexed with the next plan
+    flags = (RowFlag.NON_FINITE, RowFlag.OK)
+    core.update(StepResult(epoch=0, step_id=4, num_sampled=(0, 1), tokens=(6,), flags=flags))
+    assert core.snapshot().num_indexed_blocks == 0
+    assert core.num_waiting == 1
