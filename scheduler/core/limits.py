@@ -34,13 +34,12 @@ def check_group(
     """Raises the domain error of whatever makes this group impossible."""
     if not specs:
         raise InvalidSequenceError("a group has at least one sequence", field="n", value=0, limit=1)
-    if len(specs) > config.max_num_seqs:
-        raise InvalidSequenceError(
-            f"n is {len(specs)}, must be at most {config.max_num_seqs} (max_num_seqs): all are admitted together",
-            field="n",
-            value=len(specs),
-            limit=config.max_num_seqs,
-        )
+    for name, why in (("max_num_seqs", "all are admitted together"), ("max_num_waiting", "all wait together")):
+        limit = getattr(config, name)
+        if len(specs) > limit:
+            raise InvalidSequenceError(
+                f"n is {len(specs)}, must be at most {limit} ({name}): {why}", field="n", value=len(specs), limit=limit
+            )
     first = specs[0]
     for spec in specs:
         _check_spec(spec, first, live)

@@ -74,7 +74,7 @@ class Lab:
         together = blocks_for(len(specs[0].prompt), self.config.block_size) + len(specs) - 1
         full = self.core.num_waiting + len(specs) > self.config.max_num_waiting
         answer = self._call(add_verb(specs))
-        if len(specs) > self.config.max_num_seqs:
+        if len(specs) > min(self.config.max_num_seqs, self.config.max_num_waiting):
             assert isinstance(answer, str) and answer.startswith(InvalidSequenceError.__name__)
             return False
         if max(needed, together) > self._num_blocks:

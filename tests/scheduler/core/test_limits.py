@@ -167,14 +167,15 @@ def different(**changes: Any) -> tuple[SequenceSpec, ...]:
             "needs 5 blocks, pool 4: 5 prompt tokens and a block for each of 3 more sequences",
             "n",
         ),
-        (group(3), QueueFullError, "1 sequences wait, limit 3", "request"),
+        (group(3), QueueFullError, "2 sequences wait, limit 4", "request"),
     ],
 )
 def test_a_group_that_is_impossible_changes_nothing(
     specs: tuple[SequenceSpec, ...], kind: type[SchedulerError], message: str, field: str
 ) -> None:
-    core = Scheduler(CoreConfig(num_blocks=4, block_size=4, max_num_seqs=4, max_num_waiting=3))
+    core = Scheduler(CoreConfig(num_blocks=4, block_size=4, max_num_seqs=4, max_num_waiting=4))
     core.add(spec(7, 1))
+    core.add(spec(8, 1))
     before = core.snapshot()
     with pytest.raises(kind) as caught:
         core.add_group(specs)
