@@ -207,7 +207,7 @@ def test_nobody_is_preempted_for_one_that_a_prompt_leaves_no_budget_for() -> Non
 
 
 def test_blocks_that_an_urgent_sequence_would_find_do_not_count_twice() -> None:
-    bench = lab(num_blocks=8, max_plans_in_flight=1)
+    bench = lab(num_blocks=8, max_plans_in_flight=1, max_num_batched_tokens=64)
     shared = tuple(range(1, 9))
     bench.add(SequenceSpec(sequence_id=1, prompt=(9,) * 11, max_tokens=2))
     bench.add(SequenceSpec(sequence_id=2, prompt=(*shared, 5), max_tokens=9, priority=1))

@@ -179,3 +179,29 @@ def test_what_a_sharer_of_a_failed_row_computed_is_not_indexed_when_it_loses_its
     core.update(StepResult(epoch=0, step_id=4, num_sampled=(0, 1), tokens=(6,), flags=flags))
     assert core.snapshot().num_indexed_blocks == 0
     assert core.num_waiting == 1
+
+
+def test_a_sharer_of_a_failed_row_gives_up_what_lies_on_the_host() -> None:
+    core = Scheduler(
+        CoreConfig(
+            num_blocks=3,
+            block_size=2,
+            max_num_seqs=2,
+            max_plans_in_flight=1,
+            num_host_blocks=4,
+            preemption_mode="swap",
+        )
+    )
+    for sequence_id in (1, 2):
+        core.add(SequenceSpec(sequence_id=sequence_id, prompt=(1, 1, 9), max_tokens=3))
+    core.schedule()
+    core.update(StepResult(epoch=0, step_id=1, num_sampled=(1, 1), tokens=(5, 6)))
+    core.schedule()
+    core.update(StepResult(epoch=0, step_id=2, num_sampled=(1, 1), tokens=(5, 6)))
+    core.schedule()  # 1 needs a third block
+    assert (core.num_running, core.num_swapped, core.snapshot().num_free_host_blocks) == (1, 1, 2)
+    core.update(StepResult(epoch=0, step_id=3, num_sampled=(0,), tokens=(), flags=(RowFlag.NON_FINITE,)))
+    assert (core.num_waiting, core.num_swapped, core.snapshot().num_free_host_blocks) == (1, 0, 4)
+    plan = core.schedule()
+    assert isinstance(plan, StepPlan)
+    assert [(one.sequence_id, one.num_computed_tokens) for one in plan.admissions] == [(2, 0)]
