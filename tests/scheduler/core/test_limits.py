@@ -16,7 +16,7 @@ from scheduler.core.errors import (
     SchedulerError,
 )
 from scheduler.core.plan import IDLE, WAITING, StepPlan
-from scheduler.core.result import EndReason, StepOutput, StepResult
+from scheduler.core.result import End, EndReason, StepOutput, StepResult
 from scheduler.core.scheduler import Scheduler
 from scheduler.core.sequence import SequenceSpec
 
@@ -128,7 +128,7 @@ def test_a_sequence_that_grows_to_the_whole_pool_ends_by_length() -> None:
     core = Scheduler(CoreConfig(num_blocks=3, block_size=4, max_num_seqs=2, max_num_batched_tokens=16))
     core.add(spec(1, 5, max_tokens=8))
     core.add(spec(2, 5, max_tokens=8))
-    ends = []
+    ends: list[End] = []
     for _ in range(40):
         plan = core.schedule()
         if not isinstance(plan, StepPlan):

@@ -98,8 +98,8 @@ class ToyWorker:
             _require(
                 set(copies.sources).isdisjoint(copies.destinations), plan, "copies from a block that it overwrites"
             )
-        for block, slots in ((copies.sources, sources), (copies.destinations, destinations)):
-            _require(all(0 <= b < len(slots) // size for b in block), plan, f"copies {copies}, out of range")
+        for blocks, memory in ((copies.sources, sources), (copies.destinations, destinations)):
+            _require(all(0 <= block < len(memory) // size for block in blocks), plan, f"copies {copies}, out of range")
         read = [sources[block * size : (block + 1) * size] for block in copies.sources]
         for block, slots in zip(copies.destinations, read, strict=True):
             destinations[block * size : (block + 1) * size] = slots
