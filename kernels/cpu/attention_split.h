@@ -142,7 +142,8 @@ private:
         return true;
     }
 
-    // key_tile_[d][j] = word d of key tile + j: one float or two bfloat16, which moves half as much. Past the ends a neighbour stands in: nobody looks at its score.
+    // key_tile_[d][j] = word d of key tile + j: one float, or two bfloat16, which halves the work. Past the ends a
+    // neighbour stands in: nobody looks at its score.
     void transpose_keys(int tile, KeyRange keys) {
         const auto clamped = [&](int key) {
             return keys_[key < keys.begin ? keys.begin : key >= keys.end ? keys.end - 1 : key];

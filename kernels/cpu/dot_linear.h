@@ -77,7 +77,7 @@ private:
         }
     }
 
-    // Rows [row, row + ROWS) times PANELS panels from `panel` on, over pairs [begin, end); sums wait in y between calls.
+    // Rows [row, row + ROWS) by PANELS panels from `panel` on, over pairs [begin, end). Sums wait in y between calls.
     template <int ROWS, int PANELS>
     void tile(const Pair* x, std::int64_t row, std::int64_t panel, std::int64_t begin, std::int64_t end) const {
         constexpr int kVecs = 2 * PANELS;

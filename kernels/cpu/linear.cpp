@@ -4,9 +4,9 @@
 // of rows, of threads and of panels taken together: exact mode rests on it. At few rows the op reads each weight once,
 // at memory bandwidth; at many it is bound by arithmetic.
 //
-// bfloat16 weights go to dot_linear.h where the processor has dot products of them. Elsewhere a panel row keeps column c
-// in the low and column c + 16 in the high half of a 32-bit word, so that widening 32 columns takes one load, one shift
-// and one mask.
+// bfloat16 weights go to dot_linear.h where the processor has dot products of them. Elsewhere a panel row keeps column
+// c in the low and column c + 16 in the high half of a 32-bit word, so that widening 32 columns takes one load, one
+// shift and one mask.
 #include "dot_linear.h"
 #include "linear.h"
 #include "parallel.h"
