@@ -65,19 +65,30 @@ struct Partial {
 typedef float Float4 __attribute__((vector_size(16)));
 typedef std::int32_t Int4 __attribute__((vector_size(16)));
 
-inline Float4 load4(const float* p) {
+inline Float4 load4(const void* p) {
     Float4 result;
     std::memcpy(&result, p, sizeof(result));
     return result;
 }
 
-inline Float4 load4(const BFloat16* p) {
-    typedef std::uint16_t Half4 __attribute__((vector_size(8)));
-    typedef std::uint32_t Bits4 __attribute__((vector_size(16)));
-    Half4 half;
-    std::memcpy(&half, p, sizeof(half));
-    return bit_cast<Float4>(__builtin_convertvector(half, Bits4) << 16);
-}
+// Row d of the transposed keys: floats, or bfloat16 in pairs of neighbours in d, the lower in the low half of a word.
+template <typename T>
+struct KeyColumns {
+    const float* tile;
+
+    void load(std::ptrdiff_t d, Vec (&columns)[2]) const {
+        if constexpr (sizeof(T) == sizeof(float)) {
+            RowColumns<float>{tile, kKeyTile}.load(d, columns);
+        } else {
+            RowColumns<float>{tile, kKeyTile}.load(d / 2, columns);
+            const int shift = d % 2 == 0 ? 16 : 0;
+            for (Vec& column : columns)
+                column = each_part([&](int i) __attribute__((always_inline)) {
+                    return bit_cast<NativeFloat>(bit_cast<NativeBits>(column.part[i]) << shift & 0xffff0000u);
+                });
+        }
+    }
+};
 
 template <typename T>
 class SplitAttention {
@@ -106,6 +117,8 @@ public:
     }
 
 private:
+    static constexpr int kPerWord = sizeof(float) / sizeof(T);
+
     // A run of keys within one block.
     struct Segment {
         const T* values;
@@ -129,16 +142,17 @@ private:
         return true;
     }
 
-    // key_tile_[d][j] = element d of key tile + j. Past the ends a neighbour stands in: nobody looks at its score.
+    // key_tile_[d][j] = word d of key tile + j: one float, or two bfloat16, which halves the work. Past the ends a
+    // neighbour stands in: nobody looks at its score.
     void transpose_keys(int tile, KeyRange keys) {
         const auto clamped = [&](int key) {
             return keys_[key < keys.begin ? keys.begin : key >= keys.end ? keys.end - 1 : key];
         };
         for (int j = 0; j < kKeyTile; j += 4) {
             const T* rows[4] = {clamped(tile + j), clamped(tile + j + 1), clamped(tile + j + 2), clamped(tile + j + 3)};
-            for (std::int64_t d = 0; d < cache_.head_dim; d += 4) {
-                const Float4 a = load4(rows[0] + d), b = load4(rows[1] + d);
-                const Float4 c = load4(rows[2] + d), e = load4(rows[3] + d);
+            for (std::int64_t d = 0; d < cache_.head_dim / kPerWord; d += 4) {
+                const Float4 a = load4(rows[0] + d * kPerWord), b = load4(rows[1] + d * kPerWord);
+                const Float4 c = load4(rows[2] + d * kPerWord), e = load4(rows[3] + d * kPerWord);
                 const Float4 ab_low = __builtin_shuffle(a, b, Int4{0, 4, 1, 5});
                 const Float4 ab_high = __builtin_shuffle(a, b, Int4{2, 6, 3, 7});
                 const Float4 ce_low = __builtin_shuffle(c, e, Int4{0, 4, 1, 5});
@@ -160,7 +174,7 @@ private:
             constexpr int kRows = decltype(tile_rows)::value;
             Tile<kRows, 2> tile;
             tile.clear();
-            tile.accumulate(block.q + first * head_dim, head_dim, RowColumns<float>{key_tile_, kKeyTile}, head_dim);
+            tile.accumulate(block.q + first * head_dim, head_dim, KeyColumns<T>{key_tile_}, head_dim);
 #pragma GCC unroll 16
             for (int r = 0; r < kRows; ++r) {
                 float* to = scores_ + (first + r) * kScoreStride + first_key;
@@ -216,7 +230,7 @@ private:
     }
 
     PagedCache<T> cache_;
-    float* key_tile_;  // [D, kKeyTile]
+    float* key_tile_;  // [D / kPerWord, kKeyTile] words
     float* scores_;    // [rows, kScoreStride]
     const T* keys_[kSplit];
     Segment segments_[kSplit];

@@ -75,7 +75,8 @@ def available_instruction_sets(path: Path = build.LIBRARY) -> tuple[str, ...]:
 
 
 def instruction_set() -> str:
-    """The one that `load()` takes: x86-64-v4 (AVX-512), x86-64-v3 (AVX2 and FMA) or generic."""
+    """The one that `load()` takes: x86-64-v4-bf16 (AVX-512 with bfloat16 dot products), x86-64-v4 (AVX-512), x86-64-v3
+    (AVX2 and FMA) or generic."""
     return available_instruction_sets()[0]
 
 

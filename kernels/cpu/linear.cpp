@@ -4,15 +4,17 @@
 // of rows, of threads and of panels taken together: exact mode rests on it. At few rows the op reads each weight once,
 // at memory bandwidth; at many it is bound by arithmetic.
 //
-// A bfloat16 panel row keeps column c in the low and column c + 16 in the high half of a 32-bit word, so that widening
-// 32 columns takes one load, one shift and one mask.
+// bfloat16 weights go to dot_linear.h where the processor has dot products of them. Elsewhere a panel row keeps column
+// c in the low and column c + 16 in the high half of a 32-bit word, so that widening 32 columns takes one load, one
+// shift and one mask.
+#include "dot_linear.h"
+#include "linear.h"
 #include "parallel.h"
 #include "tile.h"
 
 namespace octavo::OCTAVO_ISA {
 namespace {
 
-constexpr int kPanel = 2 * kLanes;
 // Rows that one thread takes through a panel before the next panel: its activations stay in the first cache levels.
 constexpr std::int64_t kRowChunk = 96;
 
@@ -43,16 +45,6 @@ struct PanelColumns {
         for (int p = 0; p < VECS / 2; ++p)
             load_panel_row(base + p * panel_stride + k * kPanel, columns[2 * p], columns[2 * p + 1]);
     }
-};
-
-struct LinearArguments {
-    const float* x;         // [rows, K]
-    std::int64_t x_stride;  // elements from one row to the next
-    const void* packed;
-    std::int64_t bfloat16;
-    const float* bias;  // [N] or null
-    float* y;           // [rows, N] contiguous
-    std::int64_t rows, n, k, num_threads;
 };
 
 template <typename T>
@@ -149,12 +141,15 @@ using namespace octavo::OCTAVO_ISA;
 
 struct PackLinearArguments {
     const void* weight;  // [N, K] contiguous
-    void* packed;        // ceil(N / 32) * K * 32 elements of the same type
+    void* packed;        // ceil(N / 32) * K * 32 elements of the same type, K rounded up to even
     std::int64_t bfloat16, n, k, num_threads;
 };
 
 OCTAVO_EXPORT(pack_linear, PackLinearArguments) {
     if (a.bfloat16) {
+#if defined(__AVX512BF16__)
+        constexpr auto pack = DotLinear::pack;
+#endif
         pack(static_cast<const BFloat16*>(a.weight), static_cast<BFloat16*>(a.packed), a.n, a.k, a.num_threads);
     } else {
         pack(static_cast<const float*>(a.weight), static_cast<float*>(a.packed), a.n, a.k, a.num_threads);
@@ -162,9 +157,14 @@ OCTAVO_EXPORT(pack_linear, PackLinearArguments) {
     return 0;
 }
 
+// 1 if memory ran out.
 OCTAVO_EXPORT(linear, LinearArguments) {
     if (a.bfloat16) {
+#if defined(__AVX512BF16__)
+        return DotLinear(a).run() ? 0 : 1;
+#else
         Linear<BFloat16>{a, static_cast<const BFloat16*>(a.packed)}.run();
+#endif
     } else {
         Linear<float>{a, static_cast<const float*>(a.packed)}.run();
     }

@@ -13,8 +13,9 @@ STORAGE_DTYPES = (torch.float32, torch.bfloat16)
 class PackedLinear:
     """y = x @ weight.T + bias. The bits of an output row depend on its row of x alone, not on other rows or threads.
 
-    weight [N, K] float32 or bfloat16 keeps its dtype in the packed copy, N rounded up to 32; bias [N] is kept in
-    float32.
+    weight [N, K] float32 or bfloat16 keeps its dtype in the packed copy, N rounded up to 32 and K to 2; bias [N] is
+    kept in float32. Over bfloat16 weights, the instruction set x86-64-v4-bf16 rounds x to bfloat16 (see dot_linear.h),
+    the others keep it in float32.
     """
 
     __slots__ = (
@@ -40,7 +41,8 @@ class PackedLinear:
             raise ValueError(f"linear: bias must be [{self.out_features}], got {list(bias.shape)}")
         weight = weight.contiguous()
         panels = -(-self.out_features // PANEL)
-        self._packed = torch.empty(panels * self.in_features * PANEL, dtype=weight.dtype)
+        depth = self.in_features + self.in_features % 2
+        self._packed = torch.empty(panels * depth * PANEL, dtype=weight.dtype)
         self._bias = None if bias is None else bias.float().contiguous().clone()
         self._bias_address = 0 if self._bias is None else self._bias.data_ptr()
         self._bfloat16 = weight.dtype is torch.bfloat16
@@ -65,7 +67,7 @@ class PackedLinear:
                 f"got {list(x.shape)} in {x.dtype} with strides {x.stride()}"
             )
         y = torch.empty((rows, self.out_features))
-        self._linear(
+        status = self._linear(
             x.data_ptr(),
             row_stride,
             self._packed.data_ptr(),
@@ -77,4 +79,6 @@ class PackedLinear:
             self.in_features,
             self._num_threads,
         )
+        if status:
+            raise MemoryError("linear: no memory for the rounded activations")
         return y

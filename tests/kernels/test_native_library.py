@@ -88,11 +88,12 @@ def test_the_best_instruction_set_is_the_default() -> None:
     assert library.load().instruction_set == library.instruction_set() == library.available_instruction_sets()[0]
 
 
-def test_avx2_and_avx512_agree_bit_for_bit() -> None:
-    """Both have a fused multiply-add and all reductions run over 16 lanes: a sequence may move between machines."""
-    if "x86-64-v4" not in library.available_instruction_sets():
-        pytest.skip("this processor has no x86-64-v4")
-    wide, narrow = (CpuOps(library.load(name), num_threads=2) for name in ("x86-64-v4", "x86-64-v3"))
+@pytest.mark.parametrize("name", ["x86-64-v4-bf16", "x86-64-v4"])
+def test_avx2_and_avx512_agree_bit_for_bit(name: str) -> None:
+    """All have a fused multiply-add and all reductions run over 16 lanes: a sequence may move between machines."""
+    if name not in library.available_instruction_sets():
+        pytest.skip(f"this processor has no {name}")
+    wide, narrow = (CpuOps(library.load(isa), num_threads=2) for isa in (name, "x86-64-v3"))
     weight, x = torch.randn(100, 300), torch.randn(29, 300)
     assert torch.equal(wide.prepare_linear(weight, None)(x), narrow.prepare_linear(weight, None)(x))
     assert torch.equal(wide.rms_norm(x, x[0], 1e-5), narrow.rms_norm(x, x[0], 1e-5))

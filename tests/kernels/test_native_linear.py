@@ -11,6 +11,13 @@ from kernels.linear_ref import linear
 from tests.kernels.cases import assert_near
 
 ROWS = (1, 2, 3, 4, 7, 12, 13, 25, 64, 70, 97, 200)
+ROUNDS_ACTIVATIONS = ("x86-64-v4-bf16",)  # instruction sets with bfloat16 dot products
+
+
+def as_read(ops: CpuOps, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+    """x as the layer multiplies it: rounded to bfloat16 where both sides of the product have to be."""
+    rounds = weight.dtype is torch.bfloat16 and ops.instruction_set in ROUNDS_ACTIVATIONS
+    return x.bfloat16().float() if rounds else x
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -22,7 +29,27 @@ def test_matches_the_reference(ops: CpuOps, dtype: torch.dtype, n: int, k: int, 
     layer = ops.prepare_linear(weight, bias)
     for rows in ROWS:
         x = torch.randn(rows, k)
-        assert_near(layer(x), linear(x, weight, bias))
+        y = layer(x)
+        assert_near(y, linear(as_read(ops, x, weight), weight, bias))
+        assert_near(y, linear(x, weight, bias), 2e-2)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("k", [2047, 2048, 2049, 4500])
+def test_deep_layers_are_summed_in_several_passes(ops: CpuOps, dtype: torch.dtype, k: int) -> None:
+    weight, bias = torch.randn(100, k).to(dtype), torch.randn(100)
+    layer = ops.prepare_linear(weight, bias)
+    for rows in (1, 2, 3, 7, 40):
+        x = torch.randn(rows, k)
+        assert_near(layer(x), linear(as_read(ops, x, weight), weight, bias), 3e-5)
+
+
+def test_a_nan_stays_in_its_row(ops: CpuOps) -> None:
+    weight, x = torch.randn(70, 33).bfloat16(), torch.randn(9, 33)
+    x[4, 32] = float("nan")
+    y = ops.prepare_linear(weight, None)(x)
+    assert y[4].isnan().all()
+    assert not y[[0, 1, 2, 3, 5, 6, 7, 8]].isnan().any()
 
 
 def test_rows_of_x_may_lie_apart(ops: CpuOps) -> None:
@@ -45,7 +72,7 @@ def test_the_weight_may_be_freed(ops: CpuOps) -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize(("n", "k"), [(70, 300), (1056, 97)])
+@pytest.mark.parametrize(("n", "k"), [(70, 300), (1056, 97), (97, 2111)])
 def test_a_row_has_the_same_bits_in_every_batch(native: NativeLibrary, dtype: torch.dtype, n: int, k: int) -> None:
     weight, bias, x = torch.randn(n, k).to(dtype), torch.randn(n), torch.randn(230, k)
     one = CpuOps(native, num_threads=1).prepare_linear(weight, bias)
