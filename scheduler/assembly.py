@@ -43,7 +43,6 @@ def core_config(config: SchedulerConfig, capacity: wire.WorkerCapacity) -> CoreC
         enable_prefix_caching=config.enable_prefix_caching,
         max_num_waiting=config.max_num_waiting,
         watermark=int(capacity.num_blocks * _WATERMARK_FRACTION),
-        model_key=capacity.weights_digest,
     )
 
 

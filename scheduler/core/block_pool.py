@@ -50,33 +50,37 @@ class BlockPool:
 
     def take(self, count: int) -> list[int] | None:
         """Hands out `count` blocks with one reference each, or None, and then nothing has changed."""
-        if count > self.num_available:
+        free, cached, references = self._free, self._cached, self._references
+        if count > len(free) + len(cached):
             return None
-        taken = []
-        for _ in range(count):
-            if self._free:
-                block = self._free.pop()
-            else:
-                block, _ = self._cached.popitem(last=False)
-                self._on_evict(block)
-            self._references[block] = 1
+        kept = max(len(free) - count, 0)
+        taken = free[: kept - 1 : -1] if kept else free[::-1]
+        del free[kept:]
+        while len(taken) < count:
+            block, _ = cached.popitem(last=False)
+            self._on_evict(block)
             taken.append(block)
+        for block in taken:
+            references[block] = 1
         return taken
 
-    def share(self, block: int) -> None:
-        """Adds a reference to a cached or referenced block."""
-        if self._references[block] == 0:
-            del self._cached[block]
-        self._references[block] += 1
+    def share(self, blocks: Iterable[int]) -> None:
+        """Adds a reference to each of these cached or referenced blocks."""
+        references, cached = self._references, self._cached
+        for block in blocks:
+            if references[block] == 0:
+                del cached[block]
+            references[block] += 1
 
     def release(self, blocks: Iterable[int], keep: Callable[[int], bool]) -> None:
         """Drops one reference each, in the given order; those that `keep` says hold a reusable prefix stay cached.
 
         The order is the order of later eviction, so a block table is given tail first.
         """
+        references = self._references
         for block in blocks:
-            self._references[block] -= 1
-            if self._references[block] == 0:
+            count = references[block] = references[block] - 1
+            if count == 0:
                 if keep(block):
                     self._cached[block] = None
                 else:
@@ -91,3 +95,7 @@ class BlockPool:
     def is_cached(self, block: int) -> bool:
         """Whether the block is unreferenced and findable."""
         return block in self._cached
+
+    def num_cached_of(self, blocks: Iterable[int]) -> int:
+        """How many of these different blocks are unreferenced and findable."""
+        return sum(map(self._cached.__contains__, blocks))

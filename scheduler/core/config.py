@@ -23,7 +23,6 @@ class CoreConfig:
     max_overtakes: how often a sequence that waits for blocks may be passed by others that fit.
     max_num_waiting: sequences in the waiting queue at most; `add` refuses more.
     watermark: blocks that an admission leaves available while others run, so that those can grow.
-    model_key: what makes two models' KV differ (the weights' digest); part of every prefix key.
     """
 
     num_blocks: int
@@ -39,7 +38,6 @@ class CoreConfig:
     max_overtakes: int = 8
     max_num_waiting: int = 4096
     watermark: int = 0
-    model_key: bytes = b""
 
     def __post_init__(self) -> None:
         for name in ("num_blocks", "block_size", "max_num_seqs", "max_num_batched_tokens", "max_num_waiting"):

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from operator import attrgetter
 from typing import Any
 
 from scheduler.core.live import LiveSequence
@@ -45,6 +46,9 @@ class _StopTokens:
         if self.counts[ids] == 0:
             del self.counts[ids]
             self.union = frozenset().union(*self.counts)
+
+
+_KEY = attrgetter("key")
 
 
 def _swap_remove(column: list[Any], slot: int) -> None:
@@ -97,10 +101,11 @@ class DecodeBatch:
         self._columns = None
         sequence.last_date = self.clock + sequence.max_tokens - sequence.num_planned_output
         self._last.setdefault(sequence.last_date, {})[sequence.spec.sequence_id] = sequence
-        self.set_date(sequence, block_size)
+        self.set_date(sequence, len(sequence.blocks) * block_size - sequence.num_computed)
 
-    def leave(self, sequence: LiveSequence) -> None:
-        """Lets a member go and writes back its counts. The last member takes its place in the columns."""
+    def leave(self, sequence: LiveSequence) -> LiveSequence:
+        """Lets a member go and writes back its counts. The last member takes its place in the columns, and is returned;
+        the leaver if it was the last."""
         _strike(self._last, sequence.last_date, sequence)
         _strike(self._full, sequence.full_date, sequence)
         in_flight = self.in_flight(sequence)
@@ -116,6 +121,7 @@ class DecodeBatch:
             _swap_remove(column, slot)
         self._stops.remove(sequence.spec.stop_token_ids)
         self._columns = None
+        return last
 
     def computed(self, sequence: LiveSequence) -> int:
         """Leading tokens of a member whose KV is in its blocks, counting the plans sent."""
@@ -125,14 +131,17 @@ class DecodeBatch:
         """Plans of this batch that compute a token of a member and whose result is not back."""
         return self.clock - max(sequence.joined_at, self.settled)
 
-    def set_date(self, sequence: LiveSequence, block_size: int) -> None:
-        """Writes down when a member's blocks are full, so that the plan at that clock needs one more."""
-        sequence.full_date = self.clock + len(sequence.blocks) * block_size - self.computed(sequence)
-        self._full.setdefault(sequence.full_date, {})[sequence.spec.sequence_id] = sequence
+    def set_date(self, sequence: LiveSequence, num_tokens: int) -> None:
+        """Writes down that a member's blocks have room for `num_tokens` more: the plan at that clock needs another."""
+        date = sequence.full_date = self.clock + num_tokens
+        due = self._full.get(date)
+        if due is None:
+            due = self._full[date] = {}
+        due[sequence.spec.sequence_id] = sequence
 
     def take_full(self) -> list[LiveSequence]:
         """The members whose blocks are full now, in order of service. Each needs a new date, or leaves."""
-        return sorted(self._full.pop(self.clock, {}).values(), key=lambda sequence: sequence.key)
+        return sorted(self._full.pop(self.clock, {}).values(), key=_KEY)
 
     def take_last(self) -> list[LiveSequence]:
         """The members whose last token has been planned."""

@@ -24,9 +24,9 @@ def drop_prefix(blocks: BlockManager, selection: PrefixSelection) -> tuple[int, 
     cache, pool = blocks.prefix_cache, blocks.pool
     dropped = kept = 0
     for block in cache.indexed_blocks():
-        entry = cache.entry(block)
-        assert entry is not None, "it is indexed"
-        if selection.cache_salt not in (None, entry.cache_salt) or selection.tenant not in (None, entry.tenant):
+        node = cache.node(block)
+        assert node is not None, "it is indexed"
+        if selection.cache_salt not in (None, node.cache_salt) or selection.tenant not in (None, node.tenant):
             continue
         if pool.is_cached(block):
             cache.drop(block)

@@ -11,6 +11,7 @@ from scheduler.core.sequence import SequenceSpec
 if TYPE_CHECKING:
     from scheduler.core.decode_batch import DecodeBatch
     from scheduler.core.forks import Group
+    from scheduler.core.prefix_cache import PrefixNode
 
 
 class Queue(enum.Enum):
@@ -37,15 +38,14 @@ class LiveSequence:
     num_in_flight_plans: plans sent that schedule this sequence and whose result is not back.
     num_void_plans: the oldest of those, whose results are to be dropped because they read KV that is not to be trusted.
     num_counted: leading tokens that were computed once and settled; those computed again count as recomputed.
-    block_keys: prefix keys of the leading full blocks, as far as they were needed. They outlive a preemption.
     num_indexed: leading blocks that were offered to the prefix cache.
+    nodes: the places in the prefix cache of those. They outlive a preemption, until the next admission.
     host_blocks: where its KV lies while it is swapped: that of the first num_computed tokens.
     group: the sequences of its request that share its prompt, until they have forked.
     """
 
     __slots__ = (
         "arrival",
-        "block_keys",
         "blocks",
         "decoding",
         "full_date",
@@ -56,6 +56,7 @@ class LiveSequence:
         "key",
         "last_date",
         "max_tokens",
+        "nodes",
         "num_computed",
         "num_counted",
         "num_in_flight_plans",
@@ -89,7 +90,7 @@ class LiveSequence:
         self.num_indexed = 0
         self.blocks: list[int] = []
         self.host_blocks: list[int] = []
-        self.block_keys: list[bytes] = []
+        self.nodes: list[PrefixNode] = []
         self.group: Group | None = None
         self.history = History()
         self.row = -1
@@ -125,7 +126,10 @@ class LiveSequence:
         """Whether the two may ever have shared a block: by an equal first block, or as branches of one prompt."""
         if self.group is not None and self.group is other.group:
             return True
-        return bool(self.block_keys) and self.block_keys[:1] == other.block_keys[:1]
+        if not self.nodes or not other.nodes:
+            return False
+        mine, others = self.nodes[0], other.nodes[0]
+        return (mine.cache_salt, mine.tokens) == (others.cache_salt, others.tokens)
 
 
 def blocks_for(num_tokens: int, block_size: int) -> int:

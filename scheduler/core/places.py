@@ -135,11 +135,15 @@ class Places:
 
     def stop_decoding(self, sequence: LiveSequence) -> None:
         """Takes a member out of the decode batch; plans in flight that compute a token of it note that it is gone."""
+        sequence_id, slot = sequence.spec.sequence_id, sequence.slot
+        joined_at, start = sequence.joined_at, sequence.num_computed - sequence.joined_at
+        successor = self.decoding.leave(sequence)
         for plan in self.in_flight:
-            if plan.clock >= sequence.joined_at:
-                start = sequence.num_computed + plan.clock - sequence.joined_at
-                plan.gone[sequence.spec.sequence_id] = PlannedRow(sequence, start, 1, True)
-        self.decoding.leave(sequence)
+            if plan.clock >= joined_at:
+                place = plan.moved.pop(sequence_id, slot)
+                plan.gone[place] = PlannedRow(sequence, start + plan.clock, 1, True)
+            if successor is not sequence and plan.clock >= successor.joined_at:
+                plan.moved.setdefault(successor.spec.sequence_id, len(self.decoding))  # the slot it had
 
     def leave_row(self, sequence: LiveSequence) -> None:
         self.running.remove(sequence)
@@ -155,7 +159,7 @@ class Places:
         self.swap_out = [pair for pair in self.swap_out if pair[1] not in dropped]
         self.host.release(dropped)
 
-    def reserve_forks(self, group: Group, own_blocks: tuple[int, ...]) -> None:
+    def reserve_forks(self, group: Group, own_blocks: list[int]) -> None:
         """Gives the leader's siblings their rows and blocks, before the leader takes its row."""
         leader = group.leader
         group.pending, group.waiting = group.waiting[1:], []
@@ -167,7 +171,7 @@ class Places:
         for child, block in zip(group.pending, own_blocks, strict=True):
             self.waiting.remove(child)
             self.blocks.fork(leader, child, block)
-            child.block_keys = list(leader.block_keys)
+            child.nodes = list(leader.nodes)
             child.queue = Queue.RUNNING
             child.row = self.free_rows.pop()
             self.running.insert(child)

@@ -8,6 +8,7 @@ value, so two runs of the core can be compared plan by plan.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from scheduler.core.sequence import Sampling
 
@@ -30,8 +31,7 @@ class BlockCopies:
 NO_COPIES = BlockCopies()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Admission:
+class Admission(NamedTuple):
     """Gives a worker's row to a sequence: a new prompt, a prefix hit, a recompute, a swap-in or a fork.
 
     token_ids: all settled tokens, the prompt's `num_prompt_tokens` first.

@@ -24,7 +24,8 @@ class PlanInFlight:
     """A plan whose result is not back. Results are read against these rows, not against what the rows hold by then.
 
     clock: the decode batch's when the plan was made. decodes: the columns that come first; rows: those that follow.
-    gone: members of `decodes` that have left the batch since, by sequence id; they are settled one by one.
+    gone: members of `decodes` that have left the batch since, by their place there; they are settled one by one.
+    moved: where in `decodes` those are whose slot in the batch has changed since, by sequence id.
     """
 
     step_id: int
@@ -33,6 +34,7 @@ class PlanInFlight:
     rows: tuple[PlannedRow, ...]
     max_samples: tuple[int, ...]
     gone: dict[int, PlannedRow] = field(default_factory=dict)
+    moved: dict[int, int] = field(default_factory=dict)
 
     @property
     def num_tokens(self) -> int:
@@ -71,10 +73,10 @@ class PlanBuilder:
             )
         )
 
-    def append_blocks(self, row: int, first_index: int, blocks: tuple[int, ...]) -> None:
+    def append_blocks(self, row: int, first_index: int, blocks: list[int]) -> None:
         """Extends a row's block table from `first_index` on."""
-        for offset, block in enumerate(blocks):
-            self._edits.append((row, first_index + offset, block))
+        for index, block in enumerate(blocks, first_index):
+            self._edits.append((row, index, block))
 
     def drop_blocks(self, row: int) -> None:
         """Takes back what extends a row's block table: the row is released."""

@@ -1,92 +1,142 @@
-"""The index from prefix keys to blocks.
+"""The tree from prefixes to blocks.
 
-A block's key is a hash over its parent's key and its own token ids, so it stands for the whole prefix up to its end.
-The chain starts from a root that covers the model, the adapter and the caller's salt; every part is typed and
-length-prefixed, so no two different inputs give the same bytes. On a hit the token ids are compared besides: a
-colliding hash is a miss.
+A node is a full block's place: its token ids, below those of the blocks before it. The path from the root is the whole
+prefix, and every step down compares all token ids of a block, so what is found is equal and not merely of equal hash.
+There is one root per cache salt, so nothing is found under another salt. A tree of token sequences is SGLang's
+RadixAttention (Zheng et al. 2024, arXiv:2312.07104); here each edge is exactly one block.
+
+A node without a block stays while others lie below it, so that a chain that lost its middle is whole again once the
+middle is computed anew. A node without either leaves the tree; sequences may still hold it as the parent of what they
+compute next, and then it comes back.
 """
 
 from __future__ import annotations
 
 from array import array
-from hashlib import blake2b
-from typing import NamedTuple
+from collections.abc import Sequence
 
 BYTES_PER_TOKEN = 4
-_DIGEST_BYTES = 16
+NO_BLOCK = -1
 
 
-def root_key(model_key: bytes, adapter_id: int, cache_salt: str) -> bytes:
-    """The key that the first block of such a sequence chains from."""
-    digest = blake2b(digest_size=_DIGEST_BYTES, person=b"octavo-prefix")
-    for kind, part in ((b"m", model_key), (b"a", adapter_id.to_bytes(8, "big")), (b"s", cache_salt.encode())):
-        digest.update(kind + len(part).to_bytes(8, "big") + part)
-    return digest.digest()
-
-
-def chain_key(parent: bytes, token_bytes: bytes) -> bytes:
-    """The key of a full block that follows `parent`. All blocks hold equally many tokens, so no length is needed."""
-    return blake2b(parent + token_bytes, digest_size=_DIGEST_BYTES).digest()
-
-
-def token_bytes(token_ids: list[int]) -> bytes:
-    """Token ids in a fixed-width form, for hashing and comparing."""
+def token_bytes(token_ids: Sequence[int]) -> bytes:
+    """Token ids in a fixed-width form: smaller than tuples, and hashed once."""
     return array("I", token_ids).tobytes()
 
 
-class PrefixEntry(NamedTuple):
-    """What an indexed block holds. first_key: that of the chain's first block. tenant, cache_salt: of the sequence that
-    computed it; tenants share blocks under equal salts, so others may use it too."""
+class PrefixNode:
+    """A full block's place in the tree.
 
-    key: bytes
-    tokens: bytes
-    first_key: bytes
-    tenant: str
-    cache_salt: str
+    tokens: the block's, as `token_bytes`; empty at a root. block: where their KV lies, or NO_BLOCK. tenant: of the
+    sequence that computed it; tenants share blocks under equal salts, so others may use it too. in_tree: whether it can
+    be reached from its root.
+    """
+
+    __slots__ = ("block", "cache_salt", "children", "in_tree", "parent", "tenant", "tokens")
+
+    def __init__(self, parent: PrefixNode | None, tokens: bytes, cache_salt: str) -> None:
+        self.parent = parent
+        self.tokens = tokens
+        self.cache_salt = cache_salt
+        self.children: dict[bytes, PrefixNode] = {}
+        self.block = NO_BLOCK
+        self.tenant = ""
+        self.in_tree = True
 
 
 class PrefixCache:
-    """Which block holds which prefix. A key names one block at most, a block has one key at most."""
+    """Which block holds which prefix. A node names one block at most, a block has one node at most."""
 
     def __init__(self) -> None:
-        self._block_of: dict[bytes, int] = {}
-        self._entry_of: dict[int, PrefixEntry] = {}
+        self._roots: dict[str, PrefixNode] = {}
+        self._node_of: dict[int, PrefixNode] = {}
+        self.holds = self._node_of.__contains__
+        """Whether a block can be found."""
 
     def __len__(self) -> int:
-        return len(self._block_of)
+        return len(self._node_of)
 
-    def __contains__(self, block: int) -> bool:
-        return block in self._entry_of
-
-    def find(self, key: bytes, tokens: bytes) -> int | None:
-        """The block that holds exactly this prefix, or None."""
-        block = self._block_of.get(key)
-        if block is None or self._entry_of[block].tokens != tokens:
-            return None
-        return block
-
-    def entry(self, block: int) -> PrefixEntry | None:
-        """What is known of a block; None if it is not indexed."""
-        return self._entry_of.get(block)
+    def node(self, block: int) -> PrefixNode | None:
+        """A block's place; None if it cannot be found."""
+        return self._node_of.get(block)
 
     def indexed_blocks(self) -> list[int]:
         """All blocks that can be found, in the order in which they were indexed."""
-        return list(self._entry_of)
+        return list(self._node_of)
 
-    def insert(
-        self, key: bytes, tokens: bytes, block: int, first_key: bytes, *, tenant: str = "", cache_salt: str = ""
-    ) -> None:
-        """Makes a block findable, unless its prefix is already found elsewhere. The arguments are `PrefixEntry`'s."""
-        if key not in self._block_of and block not in self._entry_of:
-            self._block_of[key] = block
-            self._entry_of[block] = PrefixEntry(key, tokens, first_key, tenant, cache_salt)
+    def root(self, cache_salt: str) -> PrefixNode:
+        """Where the first blocks of sequences with this salt hang."""
+        root = self._roots.get(cache_salt)
+        if root is None:
+            root = self._roots[cache_salt] = PrefixNode(None, b"", cache_salt)
+        return root
 
-    def beginning_with(self, first_key: bytes) -> list[int]:
-        """All blocks whose chain has this first block, whichever branch they are on."""
-        return [block for block, entry in self._entry_of.items() if entry.first_key == first_key]
+    def find(self, cache_salt: str, content: bytes, width: int) -> list[PrefixNode]:
+        """The longest run of blocks that begins with `content`, split into blocks of `width` bytes."""
+        found: list[PrefixNode] = []
+        node = self._roots.get(cache_salt)
+        if node is None:
+            return found
+        for start in range(0, len(content), width):
+            node = node.children.get(content[start : start + width])
+            if node is None or node.block == NO_BLOCK:
+                break
+            found.append(node)
+        return found
+
+    def insert(self, parent: PrefixNode, tokens: bytes, block: int, tenant: str) -> PrefixNode:
+        """Makes a block findable below `parent`, unless its prefix is found elsewhere already. Returns its place."""
+        if not parent.in_tree:
+            parent = self._put_back(parent)
+        node = parent.children.get(tokens)
+        if node is None:
+            node = parent.children[tokens] = PrefixNode(parent, tokens, parent.cache_salt)
+        if node.block == NO_BLOCK:
+            assert block not in self._node_of, "a block holds one prefix"
+            node.block = block
+            node.tenant = tenant
+            self._node_of[block] = node
+        return node
+
+    def below(self, first: PrefixNode) -> list[int]:
+        """All blocks whose prefix begins with this one, on whatever branch."""
+        root = self._roots.get(first.cache_salt)
+        twin = None if root is None else root.children.get(first.tokens)
+        blocks, nodes = [], [] if twin is None else [twin]
+        while nodes:
+            node = nodes.pop()
+            if node.block != NO_BLOCK:
+                blocks.append(node.block)
+            nodes += node.children.values()
+        return blocks
 
     def drop(self, block: int) -> None:
-        """Forgets a block; one that is not indexed is ignored."""
-        entry = self._entry_of.pop(block, None)
-        if entry is not None:
-            del self._block_of[entry.key]
+        """Forgets a block; one that cannot be found is ignored."""
+        node = self._node_of.pop(block, None)
+        if node is None:
+            return
+        node.block = NO_BLOCK
+        while node.block == NO_BLOCK and not node.children:
+            node.in_tree = False
+            parent = node.parent
+            if parent is None:
+                del self._roots[node.cache_salt]
+                return
+            del parent.children[node.tokens]
+            node = parent
+
+    def _put_back(self, node: PrefixNode) -> PrefixNode:
+        """The node that has this one's place in the tree now: itself, or one that was made since it left."""
+        path = []
+        while not node.in_tree and node.parent is not None:
+            path.append(node)
+            node = node.parent
+        if not node.in_tree:
+            node = self.root(node.cache_salt)
+        for lost in reversed(path):
+            twin = node.children.get(lost.tokens)
+            if twin is None:
+                lost.parent, lost.in_tree = node, True
+                twin = node.children[lost.tokens] = lost
+            node = twin
+        return node

@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from scheduler.core.live import max_cached_tokens
-from scheduler.core.prefix_cache import chain_key, root_key, token_bytes
 from scheduler.core.scheduler import Scheduler
 
 
@@ -22,18 +21,9 @@ class PrefixProbe:
 
 def probe_prefix(core: Scheduler, token_ids: Sequence[int], cache_salt: str) -> PrefixProbe:
     """What a sequence of these tokens would find if it were admitted now. Takes time in proportion to what it finds."""
-    config, cache = core.config, core.blocks.prefix_cache
-    size = config.block_size
-    cacheable = max_cached_tokens(len(token_ids), size) if config.enable_prefix_caching else 0
-    blocks: list[int] = []
-    key = root_key(config.model_key, 0, cache_salt)
-    for begin in range(0, cacheable, size):
-        tokens = token_bytes(list(token_ids[begin : begin + size]))
-        key = chain_key(key, tokens)
-        block = cache.find(key, tokens)
-        if block is None:
-            break
-        blocks.append(block)
+    size = core.config.block_size
+    cacheable = max_cached_tokens(len(token_ids), size) if core.config.enable_prefix_caching else 0
+    blocks = tuple(node.block for node in core.blocks.find(token_ids, cache_salt))
     return PrefixProbe(
-        blocks=tuple(blocks), num_cached_tokens=len(blocks) * size, num_cacheable_tokens=max(cacheable, 0)
+        blocks=blocks, num_cached_tokens=len(blocks) * size, num_cacheable_tokens=max(cacheable, 0)
     )

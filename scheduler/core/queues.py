@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-from bisect import bisect_left, insort
+from bisect import bisect_left, bisect_right
 from collections.abc import Iterator
 
 from scheduler.core.live import LiveSequence
-
-
-def _key(sequence: LiveSequence) -> tuple[int, int]:
-    return sequence.key
 
 
 class OrderedQueue:
@@ -17,6 +13,7 @@ class OrderedQueue:
 
     def __init__(self) -> None:
         self._items: list[LiveSequence] = []
+        self._keys: list[tuple[int, int]] = []  # of the items, so that a search calls no function per comparison
 
     def __len__(self) -> int:
         return len(self._items)
@@ -30,7 +27,7 @@ class OrderedQueue:
     def __contains__(self, sequence: object) -> bool:
         if not isinstance(sequence, LiveSequence):
             return False
-        index = bisect_left(self._items, sequence.key, key=_key)
+        index = bisect_left(self._keys, sequence.key)
         return index < len(self._items) and self._items[index] is sequence
 
     def __reversed__(self) -> Iterator[LiveSequence]:
@@ -38,15 +35,18 @@ class OrderedQueue:
 
     def insert(self, sequence: LiveSequence) -> None:
         """Puts a sequence where its key belongs."""
-        insort(self._items, sequence, key=_key)
+        index = bisect_right(self._keys, sequence.key)
+        self._keys.insert(index, sequence.key)
+        self._items.insert(index, sequence)
 
     def remove(self, sequence: LiveSequence) -> None:
         """Takes a sequence out, wherever it is."""
-        index = bisect_left(self._items, sequence.key, key=_key)
+        index = bisect_left(self._keys, sequence.key)
         assert self._items[index] is sequence
+        del self._keys[index]
         del self._items[index]
 
     def clear(self) -> list[LiveSequence]:
         """Empties the queue; returns what was in it, in order."""
-        items, self._items = self._items, []
+        items, self._items, self._keys = self._items, [], []
         return items

@@ -14,10 +14,10 @@ from scheduler.core.settle import Settlement
 def settle_flagged(places: Places, plan: PlanInFlight, result: StepResult, settlement: Settlement) -> None:
     """Books a result row by row. Flagged rows come first, those of ended sequences too: a sharer's token of this
     very plan, whatever its row, is not to be trusted either."""
-    for sequence in plan.decodes.sequences:
-        if sequence.spec.sequence_id not in plan.gone:
+    for place, sequence in enumerate(plan.decodes.sequences):
+        if place not in plan.gone:
             places.stop_decoding(sequence)
-    rows = [*(plan.gone[sequence_id] for sequence_id in plan.decodes.sequence_ids), *plan.rows]
+    rows = [*(plan.gone[place] for place in range(len(plan.decodes.rows))), *plan.rows]
     stopped = [planned.sequence for planned in rows if planned.sequence.queue is Queue.RUNNING]
     for planned, flag in zip(rows, result.flags, strict=True):
         if flag is not RowFlag.OK and not planned.sequence.num_void_plans:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import enum
 from dataclasses import dataclass
+from typing import NamedTuple
 
 
 class RowFlag(enum.IntEnum):
@@ -56,8 +57,7 @@ class StepResult:
     copy_ns: int = 0
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class End:
+class End(NamedTuple):
     """The end of a sequence. num_output_tokens counts all tokens delivered, in this step and before."""
 
     sequence_id: int
@@ -66,7 +66,7 @@ class End:
     stop_token_id: int | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class StepOutput:
     """Columns of tokens that were kept, and the sequences that ended.
 

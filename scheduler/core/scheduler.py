@@ -207,8 +207,9 @@ class Scheduler:
             if sequence.queue is not Queue.RUNNING:
                 continue  # preempted for one before it
             if sequence.decoding is not None:
-                wanted = self._at.decoding.computed(sequence) + 1
-                self._at.blocks.index(sequence, wanted - 1)
+                full = len(sequence.blocks) * self.config.block_size
+                self._at.blocks.index(sequence, full)
+                wanted = full + 1
             else:
                 wanted = len(sequence.token_ids) + sequence.num_in_flight_tokens
             first_index = len(sequence.blocks)
@@ -216,7 +217,7 @@ class Scheduler:
                 self._preempt_for(sequence)
                 preempted = True
             if grown is not None:
-                plan.append_blocks(sequence.row, first_index, grown.blocks)
+                plan.append_blocks(sequence.row, first_index, grown)
                 if sequence.decoding is not None:
                     self._at.decoding.set_date(sequence, self.config.block_size)
         return preempted
@@ -370,7 +371,7 @@ class Scheduler:
         self._at.waiting.remove(sequence)
         sequence.num_computed = allocation.num_cached_tokens
         if num_siblings and sequence.group is not None:
-            self._at.reserve_forks(sequence.group, allocation.blocks)
+            self._at.reserve_forks(sequence.group, allocation.siblings)
         self._enter(plan, sequence)
         return True
 
@@ -384,10 +385,10 @@ class Scheduler:
             if group.pinned is not None:
                 plan.copy_on_write.append((group.pinned, child.blocks[-1]))
             child.num_computed = len(child.spec.prompt) - 1
-            child.num_indexed = len(child.blocks) - 1
-            child.block_keys = group.leader.block_keys[: child.num_indexed]
+            child.nodes = group.leader.nodes[: len(child.blocks) - 1]
+            child.num_indexed = len(child.nodes)
             self.counters.forks += 1
-            self._at.note(child, DecisionKind.FORKED, shared=child.num_indexed)
+            self._at.note(child, DecisionKind.FORKED, shared=len(child.blocks) - 1)
             plan.admit(child)
             self._at.catching_up.insert(child)
             self._compute(plan, child, 1)

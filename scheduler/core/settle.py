@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-
 from scheduler.core.counters import Counters
 from scheduler.core.errors import ResultMismatchError
 from scheduler.core.live import LiveSequence, Queue
@@ -49,34 +47,29 @@ class Settlement:
         self._result = result
         self._plan = plan
         self._counters = counters
-        self._kept: list[int] = []
         self._sequence_ids: list[int] = []
+        self._dropped: set[int] = set()
 
     def settle_decodes(self) -> None:
-        """Books one token for every member of the decode batch that is still in it; the others one by one."""
+        """Books one token for every member of the decode batch; those that have left it since get theirs one by one."""
         columns, gone, tokens = self._plan.decodes, self._plan.gone, self._result.tokens
-        places: Iterable[int] = range(len(columns.rows))
-        if gone:
-            places = [place for place, sequence_id in enumerate(columns.sequence_ids) if sequence_id not in gone]
-            self._kept += places
-            self._sequence_ids += [columns.sequence_ids[place] for place in places]
-            for place in places:
-                columns.appends[place](tokens[place])
-        else:
-            self._kept += places
-            self._sequence_ids += columns.sequence_ids
-            for append, token in zip(columns.appends, tokens, strict=False):
-                append(token)
-        self._counters.generated_tokens += len(self._kept)
-        self._counters.kept_tokens += len(self._kept)
+        for append, token in zip(columns.appends, tokens, strict=False):
+            append(token)
+        self._sequence_ids += columns.sequence_ids
+        num_members = len(columns.rows) - len(gone)
+        self._counters.generated_tokens += num_members
+        self._counters.kept_tokens += num_members
         if not columns.stop_token_ids.isdisjoint(tokens):
-            for place in places:
-                if tokens[place] in columns.sequences[place].spec.stop_token_ids:
-                    self.ending.append((columns.sequences[place], EndReason.STOP))
-        if gone:
-            for place, sequence_id in enumerate(columns.sequence_ids):
-                if sequence_id in gone:
-                    self.settle_row(gone[sequence_id], place)
+            for place, (sequence, token) in enumerate(zip(columns.sequences, tokens, strict=False)):
+                if token in sequence.spec.stop_token_ids and place not in gone:
+                    self.ending.append((sequence, EndReason.STOP))
+        for place in sorted(gone):
+            planned = gone[place]
+            if not self._book(planned):
+                planned.sequence.token_ids.pop()
+                self._dropped.add(place)
+            else:
+                self._end_if_done(planned.sequence, tokens[place])
 
     def settle_rows(self) -> None:
         """Books the other rows of a result without flags."""
@@ -87,52 +80,49 @@ class Settlement:
 
     def settle_row(self, planned: PlannedRow, token_index: int, flag: RowFlag = RowFlag.OK) -> None:
         """Books one row, whose token, if it has one, is at token_index."""
+        sequence, sampled = planned.sequence, planned.samples and flag is RowFlag.OK
+        if sampled:
+            self._sequence_ids.append(sequence.spec.sequence_id)
+        if not self._book(planned, flag):
+            if sampled:
+                self._dropped.add(token_index)
+        elif flag is not RowFlag.OK:
+            self.ending.append((sequence, EndReason.NON_FINITE))
+        elif sampled:
+            token = self._result.tokens[token_index]
+            sequence.token_ids.append(token)
+            self._end_if_done(sequence, token)
+
+    def output(self, ends: tuple[End, ...]) -> StepOutput:
+        """The columns of all tokens that were kept, and the sequences that ended with them."""
+        result, sequence_ids = self._result, tuple(self._sequence_ids)
+        columns = (sequence_ids, result.tokens, result.logprobs, result.top_tokens, result.top_logprobs)
+        if self._dropped:
+            kept = [index for index in range(len(sequence_ids)) if index not in self._dropped]
+            columns = tuple(tuple([column[index] for index in kept]) if column else () for column in columns)
+        return StepOutput(*columns, ends)
+
+    def _book(self, planned: PlannedRow, flag: RowFlag = RowFlag.OK) -> bool:
+        """Counts a row as no longer in flight; False if nobody wants what it computed."""
         sequence = planned.sequence
         if sequence.queue is Queue.FINISHED:
             self._counters.wasted_tokens += planned.num_tokens
-            return
+            return False
         sequence.num_in_flight_plans -= 1
         sequence.num_in_flight_tokens -= planned.samples
         if sequence.num_void_plans:
             sequence.num_void_plans -= 1
             self._counters.wasted_tokens += planned.num_tokens
-            return
+            return False
         self._account(planned)
-        if flag is not RowFlag.OK:
-            self.ending.append((sequence, EndReason.NON_FINITE))
-            return
-        if not planned.samples:
-            return
-        token = self._result.tokens[token_index]
-        sequence.token_ids.append(token)
-        self._counters.generated_tokens += 1
-        self._kept.append(token_index)
-        self._sequence_ids.append(sequence.spec.sequence_id)
+        self._counters.generated_tokens += planned.samples and flag is RowFlag.OK
+        return True
+
+    def _end_if_done(self, sequence: LiveSequence, token: int) -> None:
         if token in sequence.spec.stop_token_ids:
             self.ending.append((sequence, EndReason.STOP))
         elif sequence.num_output >= sequence.max_tokens:
             self.ending.append((sequence, EndReason.LENGTH))
-
-    def output(self, ends: tuple[End, ...]) -> StepOutput:
-        """The columns of all tokens that were kept, and the sequences that ended with them."""
-        result, kept = self._result, self._kept
-        if len(kept) == len(result.tokens) and kept == list(range(len(kept))):
-            return StepOutput(
-                sequence_ids=tuple(self._sequence_ids),
-                token_ids=result.tokens,
-                logprobs=result.logprobs,
-                top_tokens=result.top_tokens,
-                top_logprobs=result.top_logprobs,
-                ends=ends,
-            )
-        return StepOutput(
-            sequence_ids=tuple(self._sequence_ids),
-            token_ids=tuple([result.tokens[i] for i in kept]),
-            logprobs=tuple([result.logprobs[i] for i in kept]) if result.logprobs else (),
-            top_tokens=tuple([result.top_tokens[i] for i in kept]) if result.top_tokens else (),
-            top_logprobs=tuple([result.top_logprobs[i] for i in kept]) if result.top_logprobs else (),
-            ends=ends,
-        )
 
     def _account(self, planned: PlannedRow) -> None:
         """Splits the row's tokens into those computed for the first time and those computed again."""

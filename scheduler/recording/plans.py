@@ -153,4 +153,4 @@ def _admission_json(admission: Admission) -> str:
     return to_json({**values, "token_ids": f"{len(tokens)} of digest {digest}"})
 
 
-_ADMISSION_FIELDS = tuple(field.name for field in fields(Admission))
+_ADMISSION_FIELDS = Admission._fields

@@ -121,7 +121,7 @@ def config_from_json(values: Mapping[str, Any]) -> CoreConfig:
     unknown = sorted(set(values) - {field.name for field in fields(CoreConfig)})
     if unknown:
         raise RecordingError(f"recorded with limits that this version does not know: {', '.join(unknown)}")
-    return CoreConfig(**{**values, "model_key": bytes.fromhex(values.get("model_key", ""))})
+    return CoreConfig(**values)
 
 
 def _plain(value: object) -> object:

@@ -24,7 +24,6 @@ _CONFIG = CoreConfig(
     max_num_waiting=64,
     num_host_blocks=24,
     bytes_per_block=1000,
-    model_key=b"toy",
 )
 _STEPS_BETWEEN_CHECKS = 100
 MAX_N = 4

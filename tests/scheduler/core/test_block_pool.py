@@ -44,7 +44,7 @@ def test_free_blocks_go_first_then_cached_ones_least_recently_released_first() -
 def test_a_shared_block_is_released_by_the_last_who_names_it() -> None:
     pool = BlockPool(2, list[int]().append)
     pool.take(1)
-    pool.share(0)
+    pool.share([0])
     assert pool.references(0) == 2
     pool.release([0], keep_all)
     assert counts(pool) == (1, 0, 1)
@@ -56,7 +56,7 @@ def test_sharing_a_cached_block_saves_it_from_eviction_and_renews_it() -> None:
     pool = BlockPool(3, list[int]().append)
     pool.take(3)
     pool.release([0, 1, 2], keep_all)
-    pool.share(0)
+    pool.share([0])
     assert not pool.is_cached(0)
     pool.release([0], keep_all)
     assert pool.take(3) == [1, 2, 0]

@@ -8,7 +8,7 @@ from scheduler.core.result import EndReason
 from scheduler.core.sequence import SequenceSpec
 from tests.scheduler.core.lab import Lab
 
-CONFIG = CoreConfig(num_blocks=8, block_size=4, max_num_seqs=4, max_num_batched_tokens=64, model_key=b"toy")
+CONFIG = CoreConfig(num_blocks=8, block_size=4, max_num_seqs=4, max_num_batched_tokens=64)
 PROMPT = tuple(range(1, 11))
 
 

@@ -22,7 +22,6 @@ def lab(*, enable_prefix_caching: bool = True) -> Lab:
             block_size=4,
             max_num_seqs=4,
             max_num_batched_tokens=64,
-            model_key=b"toy",
             enable_prefix_caching=enable_prefix_caching,
         )
     )

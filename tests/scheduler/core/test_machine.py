@@ -46,7 +46,6 @@ def configs(draw: st.DrawFn) -> CoreConfig:
         max_overtakes=draw(st.sampled_from((0, 1, 4))),
         max_num_waiting=draw(st.sampled_from((100, 100, 3))),
         watermark=min(draw(st.sampled_from((0, 0, 1, 2))), num_blocks - 1),
-        model_key=b"toy",
     )
 
 

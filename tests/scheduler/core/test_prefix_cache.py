@@ -1,48 +1,42 @@
-"""Keys of prefixes, and the index from keys to blocks."""
+"""The tree from prefixes to blocks."""
 
 from __future__ import annotations
 
-from scheduler.core.prefix_cache import PrefixCache, chain_key, root_key, token_bytes
+from collections.abc import Sequence
+
+from scheduler.core.prefix_cache import PrefixCache, PrefixNode, token_bytes
+
+WIDTH = 8  # bytes of a block of two tokens
 
 
-def test_parts_of_a_root_key_do_not_run_into_each_other() -> None:
-    parts = [
-        (b"", 0, ""),
-        (b"ab", 0, "c"),
-        (b"a", 0, "bc"),
-        (b"abc", 0, ""),
-        (b"", 0, "abc"),
-        (b"ab", 1, "c"),
-        (b"s", 0, ""),
-    ]
-    assert len({root_key(*part) for part in parts}) == len(parts)
+def insert(cache: PrefixCache, blocks: Sequence[int], token_ids: Sequence[int], *, salt: str = "") -> list[PrefixNode]:
+    """Makes the blocks of one sequence findable; each holds two of its tokens. Returns their places."""
+    nodes = [cache.root(salt)]
+    for index, block in enumerate(blocks):
+        tokens = token_bytes(token_ids[2 * index : 2 * index + 2])
+        nodes.append(cache.insert(nodes[-1], tokens, block, "tenant"))
+    return nodes[1:]
 
 
-def test_keys_have_at_least_128_bits() -> None:
-    root = root_key(b"model", 0, "")
-    assert len(root) >= 16
-    assert len(chain_key(root, token_bytes([1, 2]))) >= 16
+def find(cache: PrefixCache, token_ids: Sequence[int], *, salt: str = "") -> list[int]:
+    return [node.block for node in cache.find(salt, token_bytes(token_ids), WIDTH)]
 
 
-def test_a_chained_key_depends_on_all_before_it() -> None:
-    root, other = root_key(b"model", 0, ""), root_key(b"model", 0, "salt")
-    first, second = token_bytes([1, 2]), token_bytes([3, 4])
-    keys = {
-        chain_key(chain_key(root, first), second),
-        chain_key(chain_key(root, second), first),
-        chain_key(chain_key(other, first), second),
-        chain_key(root, second),
-        chain_key(root, first + second),
-    }
-    assert len(keys) == 5
-
-
-def test_tokens_are_compared_so_a_colliding_key_is_a_miss() -> None:
+def test_what_is_found_is_equal_from_the_first_token_on() -> None:
     cache = PrefixCache()
-    cache.insert(b"key", token_bytes([1, 2]), 7, b"key")
-    assert cache.find(b"key", token_bytes([1, 2])) == 7
-    assert cache.find(b"key", token_bytes([1, 3])) is None
-    assert cache.find(b"other", token_bytes([1, 2])) is None
+    insert(cache, [7, 8], [1, 2, 3, 4])
+    assert find(cache, [1, 2, 3, 4]) == [7, 8]
+    assert find(cache, [1, 2, 3, 5]) == [7]
+    assert find(cache, [3, 4]) == []
+    assert find(cache, [3, 4, 1, 2]) == []
+    assert find(cache, [1, 2, 1, 2]) == [7]
+
+
+def test_nothing_is_found_under_another_salt() -> None:
+    cache = PrefixCache()
+    insert(cache, [7], [1, 2], salt="a")
+    insert(cache, [8], [1, 2], salt="b")
+    assert [find(cache, [1, 2], salt=salt) for salt in ("a", "b", "")] == [[7], [8], []]
 
 
 def test_token_ids_keep_their_width() -> None:
@@ -52,32 +46,73 @@ def test_token_ids_keep_their_width() -> None:
 
 def test_the_first_block_with_a_prefix_stays_the_one_that_is_found() -> None:
     cache = PrefixCache()
-    cache.insert(b"key", b"tokens", 7, b"key")
-    cache.insert(b"key", b"tokens", 8, b"key")
-    assert cache.find(b"key", b"tokens") == 7
-    assert 8 not in cache
+    first = insert(cache, [7], [1, 2])
+    assert insert(cache, [8], [1, 2]) == first
+    assert find(cache, [1, 2]) == [7]
+    assert not cache.holds(8)
     assert len(cache) == 1
 
 
 def test_a_dropped_block_is_forgotten_and_its_prefix_free_for_another() -> None:
     cache = PrefixCache()
-    cache.insert(b"key", b"tokens", 7, b"key")
+    insert(cache, [7], [1, 2])
     cache.drop(7)
     cache.drop(7)
-    assert cache.find(b"key", b"tokens") is None
+    assert find(cache, [1, 2]) == []
     assert len(cache) == 0
-    cache.insert(b"key", b"tokens", 8, b"key")
-    assert cache.find(b"key", b"tokens") == 8
+    insert(cache, [8], [1, 2])
+    assert find(cache, [1, 2]) == [8]
+
+
+def test_a_chain_that_lost_its_middle_is_whole_again_once_that_is_computed_anew() -> None:
+    cache = PrefixCache()
+    insert(cache, [0, 1, 2], [1, 2, 3, 4, 5, 6])
+    cache.drop(1)
+    assert find(cache, [1, 2, 3, 4, 5, 6]) == [0]
+    insert(cache, [0, 9], [1, 2, 3, 4])
+    assert find(cache, [1, 2, 3, 4, 5, 6]) == [0, 9, 2]
+
+
+def test_what_follows_a_place_that_left_the_tree_is_found_below_the_place_that_took_over() -> None:
+    cache = PrefixCache()
+    held = insert(cache, [0, 1], [1, 2, 3, 4])
+    cache.drop(1)
+    cache.drop(0)
+    insert(cache, [5], [1, 2])
+    cache.insert(held[1], token_bytes([5, 6]), 2, "tenant")
+    assert find(cache, [1, 2, 3, 4]) == [5], "the second block is not there"
+    insert(cache, [5, 6], [1, 2, 3, 4])
+    assert find(cache, [1, 2, 3, 4, 5, 6]) == [5, 6, 2]
+
+
+def test_a_place_that_left_with_its_root_comes_back() -> None:
+    cache = PrefixCache()
+    held = insert(cache, [0], [1, 2], salt="s")
+    cache.drop(0)
+    cache.insert(held[0], token_bytes([3, 4]), 1, "tenant")
+    insert(cache, [2], [1, 2], salt="s")
+    assert find(cache, [1, 2, 3, 4], salt="s") == [2, 1]
 
 
 def test_all_branches_that_begin_with_a_block_are_found_even_where_a_link_is_missing() -> None:
     cache = PrefixCache()
-    cache.insert(b"a", b"1", 0, b"a")
-    cache.insert(b"ab", b"2", 1, b"a")
-    cache.insert(b"abc", b"3", 2, b"a")
-    cache.insert(b"ad", b"4", 3, b"a")
-    cache.insert(b"x", b"1", 4, b"x")
+    first = insert(cache, [0, 1, 2], [1, 1, 2, 2, 3, 3])[0]
+    insert(cache, [0, 3], [1, 1, 4, 4])
+    other = insert(cache, [4], [9, 9])[0]
     cache.drop(1)
-    assert cache.beginning_with(b"a") == [0, 2, 3]
-    assert cache.beginning_with(b"x") == [4]
-    assert cache.beginning_with(b"y") == []
+    assert sorted(cache.below(first)) == [0, 2, 3]
+    assert cache.below(other) == [4]
+    for block in (0, 2, 3):
+        cache.drop(block)
+    assert cache.below(first) == []
+
+
+def test_nothing_is_left_behind_when_all_blocks_are_dropped() -> None:
+    cache = PrefixCache()
+    held = [insert(cache, [number, number + 50], [1, 2, 3, 4], salt=str(number)) for number in range(3)]
+    for block in cache.indexed_blocks():
+        cache.drop(block)
+    assert len(cache) == 0
+    assert not any(node.in_tree or node.children for nodes in held for node in nodes)
+    for number in range(3):
+        assert cache.root(str(number)) is not held[number][0].parent, "the root of a salt that nobody uses stayed"
