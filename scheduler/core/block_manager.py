@@ -93,6 +93,22 @@ class BlockManager:
             sequence.blocks += fresh
         return fresh
 
+    def append_each(self, sequences: list[LiveSequence]) -> list[tuple[int, int, int]] | None:
+        """Lets the tables of these, whose blocks are full, grow by a block each, and indexes what they hold.
+
+        Returns (row, index, block) of each, or None if there are not enough, and then nothing has changed.
+        """
+        fresh = self.pool.take(len(sequences))
+        if fresh is None:
+            return None
+        edits = []
+        for sequence, block in zip(sequences, fresh, strict=True):
+            blocks = sequence.blocks
+            self.index(sequence, len(blocks) * self._block_size)
+            edits.append((sequence.row, len(blocks), block))
+            blocks.append(block)
+        return edits
+
     def index(self, sequence: LiveSequence, num_computed: int) -> None:
         """Makes blocks findable whose tokens are all known and whose KV is planned, that of `num_computed` tokens.
 

@@ -3,13 +3,13 @@
 Most of a busy server's sequences are here most of the time, so a step must not touch them one by one. Their progress is
 a clock: each plan computes one token of every member, and a member's counts are what they were when it joined plus the
 plans since. When a member needs attention (a new block, its last token) is known beforehand, and is written in a
-calendar. A step costs the members whose date has come; the columns of a plan are tuples that are made again only when
-the membership has changed.
+calendar. Sampled tokens stay in the columns in which they came, until a member's date comes or it leaves. A step costs
+the members whose date has come; the columns of a plan are tuples that are made again only when the membership has
+changed.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from operator import attrgetter
 from typing import Any
@@ -25,7 +25,6 @@ class DecodeColumns:
     sequence_ids: tuple[int, ...] = ()
     rows: tuple[int, ...] = ()
     ones: tuple[int, ...] = ()
-    appends: tuple[Callable[[int], None], ...] = ()
     stop_token_ids: frozenset[int] = frozenset()
 
 
@@ -59,13 +58,17 @@ def _swap_remove(column: list[Any], slot: int) -> None:
 class DecodeBatch:
     """clock: plans made so far, with members or without. settled: plans whose results are back."""
 
-    def __init__(self) -> None:
+    def __init__(self, block_size: int) -> None:
         self.clock = 0
         self.settled = 0
+        self._block_size = block_size
+        # Tokens of the last settled plans. No member has more unwritten than a block and what was in flight when it
+        # was last looked at.
+        self._log: list[tuple[int, ...]] = []
+        self._log_size = block_size + 8
         self._sequences: list[LiveSequence] = []
         self._ids: list[int] = []
         self._rows: list[int] = []
-        self._appends: list[Callable[[int], None]] = []
         self._stops = _StopTokens()
         # By clock, then by sequence id. A member that leaves is struck out: most end long before max_tokens.
         self._full: dict[int, dict[int, LiveSequence]] = {}
@@ -83,31 +86,32 @@ class DecodeBatch:
                 tuple(self._ids),
                 tuple(self._rows),
                 (1,) * len(self._rows),
-                tuple(self._appends),
                 self._stops.union,
             )
         return self._columns
 
-    def join(self, sequence: LiveSequence, block_size: int) -> None:
+    def join(self, sequence: LiveSequence) -> None:
         """Takes in a running sequence whose next tokens are one per plan, from the next plan on."""
         sequence.decoding = self
-        sequence.joined_at = self.clock
+        sequence.joined_at = sequence.written = self.clock
         sequence.slot = len(self._sequences)
         self._sequences.append(sequence)
         self._ids.append(sequence.spec.sequence_id)
         self._rows.append(sequence.row)
-        self._appends.append(sequence.token_ids.append)
         self._stops.add(sequence.spec.stop_token_ids)
         self._columns = None
         sequence.last_date = self.clock + sequence.max_tokens - sequence.num_planned_output
         self._last.setdefault(sequence.last_date, {})[sequence.spec.sequence_id] = sequence
-        self.set_date(sequence, len(sequence.blocks) * block_size - sequence.num_computed)
+        self.set_date(sequence, len(sequence.blocks) * self._block_size - sequence.num_computed)
 
     def leave(self, sequence: LiveSequence) -> LiveSequence:
         """Lets a member go and writes back its counts. The last member takes its place in the columns, and is returned;
         the leaver if it was the last."""
         _strike(self._last, sequence.last_date, sequence)
         _strike(self._full, sequence.full_date, sequence)
+        slot, last = sequence.slot, self._sequences[-1]
+        self._write_back(sequence)
+        self._write_back(last)  # its slot changes
         in_flight = self.in_flight(sequence)
         sequence.num_computed = self.computed(sequence)
         sequence.num_in_flight_plans += in_flight
@@ -115,13 +119,30 @@ class DecodeBatch:
         if self.settled > sequence.joined_at:  # else what it computed here, and perhaps before, is still in flight
             sequence.num_counted = sequence.num_computed - in_flight
         sequence.decoding = None
-        slot, last = sequence.slot, self._sequences[-1]
         last.slot = slot
-        for column in (self._sequences, self._ids, self._rows, self._appends):
+        for column in (self._sequences, self._ids, self._rows):
             _swap_remove(column, slot)
         self._stops.remove(sequence.spec.stop_token_ids)
         self._columns = None
         return last
+
+    def settle(self, tokens: tuple[int, ...]) -> None:
+        """Takes the tokens of the oldest plan in flight, the members' first, in the order of its columns."""
+        self.settled += 1
+        self._log.append(tokens)
+        if len(self._log) > 4 * self._log_size:
+            del self._log[: -self._log_size]
+
+    def num_unwritten(self, sequence: LiveSequence) -> int:
+        """Settled tokens of a member that its `token_ids` lack."""
+        return max(self.settled - sequence.written, 0)
+
+    def _write_back(self, sequence: LiveSequence) -> None:
+        count = self.settled - sequence.written
+        if count > 0:
+            slot = sequence.slot
+            sequence.token_ids += [tokens[slot] for tokens in self._log[-count:]]
+            sequence.written = self.settled
 
     def computed(self, sequence: LiveSequence) -> int:
         """Leading tokens of a member whose KV is in its blocks, counting the plans sent."""
@@ -130,6 +151,14 @@ class DecodeBatch:
     def in_flight(self, sequence: LiveSequence) -> int:
         """Plans of this batch that compute a token of a member and whose result is not back."""
         return self.clock - max(sequence.joined_at, self.settled)
+
+    def turn_pages(self, sequences: list[LiveSequence]) -> None:
+        """As `set_date` for members that have got one more block each, because theirs were full."""
+        date = self.clock + self._block_size
+        due = self._full.setdefault(date, {})
+        for sequence in sequences:
+            sequence.full_date = date
+            due[sequence.spec.sequence_id] = sequence
 
     def set_date(self, sequence: LiveSequence, num_tokens: int) -> None:
         """Writes down that a member's blocks have room for `num_tokens` more: the plan at that clock needs another."""
@@ -141,7 +170,10 @@ class DecodeBatch:
 
     def take_full(self) -> list[LiveSequence]:
         """The members whose blocks are full now, in order of service. Each needs a new date, or leaves."""
-        return sorted(self._full.pop(self.clock, {}).values(), key=_KEY)
+        full = sorted(self._full.pop(self.clock, {}).values(), key=_KEY)
+        for sequence in full:
+            self._write_back(sequence)
+        return full
 
     def take_last(self) -> list[LiveSequence]:
         """The members whose last token has been planned."""

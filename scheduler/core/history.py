@@ -46,7 +46,8 @@ class History:
     __slots__ = ("_entries", "num_dropped")
 
     def __init__(self) -> None:
-        self._entries: list[Decision] = []  # short, and most histories hold two entries: a deque takes 600 bytes
+        # Short, and most histories hold two entries: a deque takes 600 bytes. Plain tuples: most are never looked at.
+        self._entries: list[tuple[int, DecisionKind, Mapping[str, int]]] = []
         self.num_dropped = 0
 
     def record(self, step_id: int, kind: DecisionKind, **numbers: int) -> None:
@@ -54,9 +55,9 @@ class History:
         if len(self._entries) == MAX_ENTRIES:
             del self._entries[0]
             self.num_dropped += 1
-        self._entries.append(Decision(step_id, kind, numbers))
+        self._entries.append((step_id, kind, numbers))
 
     @property
     def entries(self) -> tuple[Decision, ...]:
         """Oldest first."""
-        return tuple(self._entries)
+        return tuple(map(Decision._make, self._entries))

@@ -28,9 +28,10 @@ class LiveSequence:
 
     key: order of service, (priority, arrival). It never changes, so a preempted sequence keeps its place.
     max_tokens: the spec's, or what the pool holds if its end is open.
-    token_ids: the prompt and all settled output tokens.
+    token_ids: the prompt and all settled output tokens, but for those that the decode batch has not written back.
     decoding: the batch it decodes in, one token per plan, or None. While it is set, the three counts below hold what
       they were at `joined_at`; `decoding.clock` says how many plans have come since. slot: its place in the columns.
+      written: settled plans of the batch whose token is in `token_ids`; those since are still in the batch's columns.
       full_date, last_date: the clock at which its blocks are full, and at which its last token has been planned.
     num_computed: leading tokens whose KV is in `blocks`, counting the plans sent. It chases
       len(token_ids) + num_in_flight_tokens; there is no prefill or decode phase.
@@ -70,6 +71,7 @@ class LiveSequence:
         "slot",
         "spec",
         "token_ids",
+        "written",
     )
 
     def __init__(self, spec: SequenceSpec, arrival: int, priority: int = 0) -> None:
@@ -79,7 +81,7 @@ class LiveSequence:
         self.max_tokens = spec.max_tokens
         self.token_ids = list(spec.prompt)
         self.decoding: DecodeBatch | None = None
-        self.joined_at = self.slot = self.full_date = self.last_date = 0
+        self.joined_at = self.slot = self.written = self.full_date = self.last_date = 0
         self.num_computed = 0
         self.num_in_flight_tokens = 0
         self.num_in_flight_plans = 0
@@ -99,7 +101,8 @@ class LiveSequence:
     @property
     def num_output(self) -> int:
         """Settled output tokens."""
-        return len(self.token_ids) - len(self.spec.prompt)
+        unwritten = 0 if self.decoding is None else self.decoding.num_unwritten(self)
+        return len(self.token_ids) - len(self.spec.prompt) + unwritten
 
     @property
     def num_planned_output(self) -> int:

@@ -41,7 +41,7 @@ class Places:
         self.waiting = OrderedQueue()
         self.running = OrderedQueue()
         self.swapped = OrderedQueue()
-        self.decoding = DecodeBatch()
+        self.decoding = DecodeBatch(config.block_size)
         self.catching_up = OrderedQueue()
         self.forking: list[Group] = []
         self.joining: list[LiveSequence] = []
@@ -59,8 +59,9 @@ class Places:
         """Sequences that must be admitted together with this one."""
         return len(sequence.group.waiting) - 1 if sequence.group is not None and sequence.group.waiting else 0
 
-    def pop_settled(self) -> None:
-        self.decoding.settled = self.in_flight.popleft().clock + 1
+    def pop_settled(self, tokens: tuple[int, ...]) -> None:
+        self.in_flight.popleft()
+        self.decoding.settle(tokens)
 
     def end(self, sequence: LiveSequence, reason: EndReason) -> End:
         if sequence.queue is Queue.RUNNING:
@@ -193,7 +194,7 @@ class Places:
 
     def forget_worker_state(self, num_blocks: int, num_host_blocks: int) -> None:
         self.in_flight.clear()
-        self.decoding = DecodeBatch()
+        self.decoding = DecodeBatch(self.config.block_size)
         self.catching_up.clear()
         for group in self.forking:
             group.pending, group.pinned = [], None

@@ -53,7 +53,7 @@ class PlanBuilder:
         self.swap_in: list[tuple[int, int]] = []
         self.copy_on_write: list[tuple[int, int]] = []
         self._admissions: list[Admission] = []
-        self._edits: list[tuple[int, int, int]] = []
+        self.edits: list[tuple[int, int, int]] = []
 
     def admit(self, sequence: LiveSequence) -> None:
         """Announces a sequence, as it is before this plan computes anything of it, to its row."""
@@ -76,11 +76,11 @@ class PlanBuilder:
     def append_blocks(self, row: int, first_index: int, blocks: list[int]) -> None:
         """Extends a row's block table from `first_index` on."""
         for index, block in enumerate(blocks, first_index):
-            self._edits.append((row, index, block))
+            self.edits.append((row, index, block))
 
     def drop_blocks(self, row: int) -> None:
         """Takes back what extends a row's block table: the row is released."""
-        self._edits = [edit for edit in self._edits if edit[0] != row]
+        self.edits = [edit for edit in self.edits if edit[0] != row]
 
     def compute(self, sequence: LiveSequence, num_tokens: int) -> bool:
         """Schedules the next tokens of a sequence and advances its planned progress; returns whether it samples."""
@@ -100,7 +100,7 @@ class PlanBuilder:
             rows += tuple([row.sequence.row for row in self.rows])
             num_tokens += tuple([row.num_tokens for row in self.rows])
             max_samples += tuple([int(row.samples) for row in self.rows])
-        edit_rows, edit_indices, edit_blocks = _columns(self._edits, 3)
+        edit_rows, edit_indices, edit_blocks = _columns(self.edits, 3)
         return StepPlan(
             step_id=self.step_id,
             released_rows=tuple(released_rows),

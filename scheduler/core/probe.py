@@ -24,6 +24,4 @@ def probe_prefix(core: Scheduler, token_ids: Sequence[int], cache_salt: str) -> 
     size = core.config.block_size
     cacheable = max_cached_tokens(len(token_ids), size) if core.config.enable_prefix_caching else 0
     blocks = tuple(node.block for node in core.blocks.find(token_ids, cache_salt))
-    return PrefixProbe(
-        blocks=blocks, num_cached_tokens=len(blocks) * size, num_cacheable_tokens=max(cacheable, 0)
-    )
+    return PrefixProbe(blocks=blocks, num_cached_tokens=len(blocks) * size, num_cacheable_tokens=max(cacheable, 0))

@@ -22,7 +22,7 @@ def settle_flagged(places: Places, plan: PlanInFlight, result: StepResult, settl
     for planned, flag in zip(rows, result.flags, strict=True):
         if flag is not RowFlag.OK and not planned.sequence.num_void_plans:
             _requeue_sharers(places, planned.sequence)
-    places.pop_settled()
+    places.pop_settled(result.tokens)
     token_index = 0
     for planned, flag, num_sampled in zip(rows, result.flags, result.num_sampled, strict=True):
         settlement.settle_row(planned, token_index, flag)
@@ -75,9 +75,9 @@ def requeue_all(places: Places, num_blocks: int, num_host_blocks: int) -> tuple[
     """The worker and all it held are gone: every sequence waits, from its settled tokens; what cannot fit ends."""
     places.counters.wasted_tokens += sum(plan.num_tokens for plan in places.in_flight)
     for sequence in [*places.running, *places.swapped]:
-        places.note(sequence, DecisionKind.REQUEUED, tokens=len(sequence.token_ids))
         if sequence.decoding is not None:
             places.decoding.leave(sequence)
+        places.note(sequence, DecisionKind.REQUEUED, tokens=len(sequence.token_ids))
     for sequence in [*places.running.clear(), *places.swapped.clear()]:
         places.waiting.insert(sequence)
         sequence.queue = Queue.WAITING

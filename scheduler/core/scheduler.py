@@ -173,7 +173,7 @@ class Scheduler:
         if any(result.flags):
             recovery.settle_flagged(self._at, plan, result, settlement)
         else:
-            self._at.pop_settled()
+            self._at.pop_settled(result.tokens)
             settlement.settle_decodes()
             settlement.settle_rows()
         for planned in plan.rows:
@@ -201,6 +201,12 @@ class Scheduler:
         """
         preempted = False
         needy = self._at.decoding.take_full()
+        if not any(map(self._lacks_blocks, self._at.catching_up)):
+            edits = self._at.blocks.append_each(needy)
+            if edits is not None:
+                plan.edits += edits
+                self._at.decoding.turn_pages(needy)
+                return False
         if self._at.catching_up:
             needy = sorted([*needy, *self._at.catching_up], key=lambda sequence: sequence.key)
         for sequence in needy:
@@ -257,8 +263,8 @@ class Scheduler:
         if self._at.catching_up:
             for sequence in sorted(self._at.catching_up, key=lambda sequence: sequence.num_uncomputed > 1):
                 count = min(sequence.num_uncomputed, plan.budget)
-                if count > 0:
-                    self._compute(plan, sequence, count)
+                if count > 0 and self._compute(plan, sequence, count):
+                    self._at.catching_up.remove(sequence)
 
     def _swap_in(self, plan: PlanBuilder) -> None:
         """Step 2: swapped sequences come back, in order of service, unless somebody more urgent waits."""
@@ -328,33 +334,37 @@ class Scheduler:
             self._at.stop_decoding(sequence)
         for sequence in self._at.joining:
             if sequence.num_planned_output < sequence.max_tokens:
-                self._at.decoding.join(sequence, self.config.block_size)
+                self._at.decoding.join(sequence)
         self._at.joining.clear()
         for group in self._at.copied:
             self._at.unpin(group)
         self._at.copied.clear()
         return built
 
+    def _lacks_blocks(self, sequence: LiveSequence) -> bool:
+        return len(sequence.token_ids) + sequence.num_in_flight_tokens > len(sequence.blocks) * self.config.block_size
+
     # -- computing ---------------------------------------------------------------------------------------------------
 
-    def _compute(self, plan: PlanBuilder, sequence: LiveSequence, count: int) -> None:
-        """Plans tokens of a sequence that catches up; once the last known one is planned it decodes, from the next plan
-        on."""
-        if plan.compute(sequence, count):
-            self._at.catching_up.remove(sequence)
+    def _compute(self, plan: PlanBuilder, sequence: LiveSequence, count: int) -> bool:
+        """Plans tokens of a sequence. Returns whether the last known one is among them: then it decodes, from the next
+        plan on."""
+        caught_up = plan.compute(sequence, count)
+        if caught_up:
             self._at.joining.append(sequence)
             if sequence.group is not None and sequence is sequence.group.leader:
                 sequence.group.ready = True
         self._at.blocks.index(sequence, sequence.num_computed)
+        return caught_up
 
     def _enter(self, plan: PlanBuilder, sequence: LiveSequence) -> None:
         """Gives a row to a sequence that has its blocks, and plans its first tokens."""
         sequence.queue = Queue.RUNNING
         sequence.row = self._at.free_rows.pop()
         self._at.running.insert(sequence)
-        self._at.catching_up.insert(sequence)
         plan.admit(sequence)
-        self._compute(plan, sequence, min(sequence.num_uncomputed, plan.budget))
+        if not self._compute(plan, sequence, min(sequence.num_uncomputed, plan.budget)):
+            self._at.catching_up.insert(sequence)
 
     def _admit(self, plan: PlanBuilder, sequence: LiveSequence) -> bool:
         """Admits a waiting sequence, its siblings with it; False if there are not enough blocks."""
@@ -390,7 +400,6 @@ class Scheduler:
             self.counters.forks += 1
             self._at.note(child, DecisionKind.FORKED, shared=len(child.blocks) - 1)
             plan.admit(child)
-            self._at.catching_up.insert(child)
             self._compute(plan, child, 1)
         self._at.copied.append(group)  # the copy comes after swap-ins, so none of this plan may write to its source
 

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from typing import TypeVar
+
 from scheduler.core.counters import Counters
 from scheduler.core.errors import ResultMismatchError
 from scheduler.core.live import LiveSequence, Queue
 from scheduler.core.plan_builder import PlanInFlight, PlannedRow
 from scheduler.core.result import End, EndReason, RowFlag, StepOutput, StepResult
+
+_T = TypeVar("_T")
 
 
 def check_result(result: StepResult, plan: PlanInFlight | None) -> None:
@@ -51,10 +55,12 @@ class Settlement:
         self._dropped: set[int] = set()
 
     def settle_decodes(self) -> None:
-        """Books one token for every member of the decode batch; those that have left it since get theirs one by one."""
+        """Books one token for every member of the decode batch, which has them in its columns. Those that changed their
+        place or left since get theirs one by one."""
         columns, gone, tokens = self._plan.decodes, self._plan.gone, self._result.tokens
-        for append, token in zip(columns.appends, tokens, strict=False):
-            append(token)
+        for place in self._plan.moved.values():
+            columns.sequences[place].token_ids.append(tokens[place])
+            columns.sequences[place].written += 1
         self._sequence_ids += columns.sequence_ids
         num_members = len(columns.rows) - len(gone)
         self._counters.generated_tokens += num_members
@@ -65,11 +71,11 @@ class Settlement:
                     self.ending.append((sequence, EndReason.STOP))
         for place in sorted(gone):
             planned = gone[place]
-            if not self._book(planned):
-                planned.sequence.token_ids.pop()
-                self._dropped.add(place)
-            else:
+            if self._book(planned):
+                planned.sequence.token_ids.append(tokens[place])
                 self._end_if_done(planned.sequence, tokens[place])
+            else:
+                self._dropped.add(place)
 
     def settle_rows(self) -> None:
         """Books the other rows of a result without flags."""
@@ -96,11 +102,15 @@ class Settlement:
     def output(self, ends: tuple[End, ...]) -> StepOutput:
         """The columns of all tokens that were kept, and the sequences that ended with them."""
         result, sequence_ids = self._result, tuple(self._sequence_ids)
-        columns = (sequence_ids, result.tokens, result.logprobs, result.top_tokens, result.top_logprobs)
-        if self._dropped:
-            kept = [index for index in range(len(sequence_ids)) if index not in self._dropped]
-            columns = tuple(tuple([column[index] for index in kept]) if column else () for column in columns)
-        return StepOutput(*columns, ends)
+        kept = [index for index in range(len(sequence_ids)) if index not in self._dropped] if self._dropped else None
+        return StepOutput(
+            _select(sequence_ids, kept),
+            _select(result.tokens, kept),
+            _select(result.logprobs, kept),
+            _select(result.top_tokens, kept),
+            _select(result.top_logprobs, kept),
+            ends,
+        )
 
     def _book(self, planned: PlannedRow, flag: RowFlag = RowFlag.OK) -> bool:
         """Counts a row as no longer in flight; False if nobody wants what it computed."""
@@ -132,3 +142,8 @@ class Settlement:
         self._counters.kept_tokens += first_time
         self._counters.recomputed_tokens += planned.num_tokens - first_time
         sequence.num_counted = max(sequence.num_counted, end)
+
+
+def _select(column: tuple[_T, ...], kept: list[int] | None) -> tuple[_T, ...]:
+    """The entries at these places; the whole column for None. An empty column stays empty."""
+    return column if kept is None or not column else tuple([column[index] for index in kept])

@@ -13,9 +13,7 @@ PROMPT = tuple(range(1, 13))
 
 
 def manager(num_blocks: int = 8, *, enable_prefix_caching: bool = True) -> BlockManager:
-    return BlockManager(
-        CoreConfig(num_blocks=num_blocks, block_size=4, enable_prefix_caching=enable_prefix_caching)
-    )
+    return BlockManager(CoreConfig(num_blocks=num_blocks, block_size=4, enable_prefix_caching=enable_prefix_caching))
 
 
 def sequence(prompt: tuple[int, ...] = PROMPT, *, salt: str = "") -> LiveSequence:

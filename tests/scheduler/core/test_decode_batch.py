@@ -26,19 +26,17 @@ def plan(batch: DecodeBatch, count: int = 1) -> None:
     batch.clock += count
 
 
-def settle(batch: DecodeBatch, members: list[LiveSequence], token: int = 5) -> None:
-    """The oldest plan in flight comes back with a token for each of these."""
-    batch.settled += 1
-    for member in members:
-        member.token_ids.append(token)
+def settle(batch: DecodeBatch, *tokens: int) -> None:
+    """The oldest plan in flight comes back with these tokens, in the order of its columns."""
+    batch.settle(tokens)
 
 
 def test_columns_are_parallel_and_a_leaver_is_replaced_by_the_last() -> None:
-    batch = DecodeBatch()
+    batch = DecodeBatch(BLOCK)
     assert len(batch.columns().rows) == 0
     members = [sequence(i) for i in range(4)]
     for member in members:
-        batch.join(member, BLOCK)
+        batch.join(member)
     columns = batch.columns()
     assert (columns.sequence_ids, columns.rows, columns.ones) == ((0, 1, 2, 3), (10, 11, 12, 13), (1, 1, 1, 1))
     assert columns.sequences == tuple(members)
@@ -47,34 +45,31 @@ def test_columns_are_parallel_and_a_leaver_is_replaced_by_the_last() -> None:
     batch.leave(members[3])
     assert batch.columns().sequence_ids == (0, 2)
     assert columns.sequence_ids == (0, 1, 2, 3), "a plan in flight holds these"
-    batch.join(members[1], BLOCK)
+    batch.join(members[1])
     batch.leave(members[0])
     columns = batch.columns()
     assert (columns.sequence_ids, columns.rows) == ((1, 2), (11, 12))
-    for append in columns.appends:
-        append(7)
-    assert [member.token_ids[-1] for member in members] == [9, 7, 7, 9]
 
 
 def test_a_member_counts_by_the_clock() -> None:
-    batch = DecodeBatch()
+    batch = DecodeBatch(BLOCK)
     early, late = sequence(1), sequence(2)
-    batch.join(early, BLOCK)
+    batch.join(early)
     plan(batch)
     late.num_in_flight_tokens = late.num_in_flight_plans = 1  # of the plan that computed its prompt
-    batch.join(late, BLOCK)
+    batch.join(late)
     plan(batch)
     assert (early.progress, late.progress) == ((5, 2, 2), (4, 2, 2))
-    settle(batch, [early])
+    settle(batch, 5)
     assert (early.progress, batch.in_flight(early), batch.in_flight(late)) == ((5, 1, 1), 1, 1)
 
 
 def test_a_leaver_takes_its_counts_along() -> None:
-    batch = DecodeBatch()
+    batch = DecodeBatch(BLOCK)
     member = sequence(1)
-    batch.join(member, BLOCK)
+    batch.join(member)
     plan(batch, 2)
-    settle(batch, [member])
+    settle(batch, 5)
     plan(batch)
     batch.leave(member)
     assert member.decoding is None
@@ -83,22 +78,22 @@ def test_a_leaver_takes_its_counts_along() -> None:
 
 
 def test_what_was_computed_before_the_first_result_is_back_stays_uncounted() -> None:
-    batch = DecodeBatch()
+    batch = DecodeBatch(BLOCK)
     plan(batch)
     member = sequence(1)
     member.num_counted = 0
     member.num_in_flight_tokens = member.num_in_flight_plans = 1
-    batch.join(member, BLOCK)
+    batch.join(member)
     plan(batch)
     batch.leave(member)
     assert (member.progress, member.num_counted) == ((4, 2, 2), 0)
 
 
 def test_a_full_table_is_due_when_the_next_token_has_no_place() -> None:
-    batch = DecodeBatch()
+    batch = DecodeBatch(BLOCK)
     short, full = sequence(1, prompt=3), sequence(2, prompt=4)
-    batch.join(short, BLOCK)
-    batch.join(full, BLOCK)
+    batch.join(short)
+    batch.join(full)
     assert batch.take_full() == [full]
     full.blocks.append(9)
     batch.set_date(full, BLOCK)
@@ -114,19 +109,19 @@ def test_a_full_table_is_due_when_the_next_token_has_no_place() -> None:
 
 
 def test_those_due_together_come_in_order_of_service() -> None:
-    batch = DecodeBatch()
+    batch = DecodeBatch(BLOCK)
     members = [sequence(i, prompt=4) for i in (3, 1, 2)]
     for member in members:
-        batch.join(member, BLOCK)
+        batch.join(member)
     assert [member.arrival for member in batch.take_full()] == [1, 2, 3]
 
 
 def test_the_last_token_is_due_once_it_is_planned() -> None:
-    batch = DecodeBatch()
+    batch = DecodeBatch(BLOCK)
     settled, in_flight = sequence(1, max_tokens=3), sequence(2, max_tokens=3)
     in_flight.num_in_flight_tokens = in_flight.num_in_flight_plans = 1
-    batch.join(settled, BLOCK)
-    batch.join(in_flight, BLOCK)
+    batch.join(settled)
+    batch.join(in_flight)
     plan(batch)
     assert batch.take_last() == [in_flight], "one settled, one in flight, one planned"
     batch.leave(in_flight)
@@ -135,13 +130,13 @@ def test_the_last_token_is_due_once_it_is_planned() -> None:
 
 
 def test_who_left_is_not_due_and_who_came_back_is_due_once() -> None:
-    batch = DecodeBatch()
+    batch = DecodeBatch(BLOCK)
     gone, back = sequence(1, max_tokens=4), sequence(2, max_tokens=4)
     for member in (gone, back):
-        batch.join(member, BLOCK)
+        batch.join(member)
     batch.leave(gone)
     batch.leave(back)
-    batch.join(back, BLOCK)
+    batch.join(back)
     plan(batch)
     assert batch.take_full() == [back]
     batch.set_date(back, BLOCK)
@@ -149,11 +144,44 @@ def test_who_left_is_not_due_and_who_came_back_is_due_once() -> None:
     assert batch.take_last() == [back]
 
 
+def test_tokens_are_written_back_when_a_block_is_full_and_when_a_member_leaves_or_moves() -> None:
+    batch = DecodeBatch(BLOCK)
+    first, second, third = (sequence(i, prompt=1) for i in range(3))
+    for member in (first, second, third):
+        batch.join(member)
+    plan(batch, 3)
+    settle(batch, 10, 20, 30)
+    settle(batch, 11, 21, 31)
+    assert [member.num_output for member in (first, second, third)] == [3, 3, 3]
+    assert first.token_ids == [1, 9], "still in the columns"
+    assert batch.leave(first) is third
+    assert [member.token_ids for member in (first, second, third)] == [[1, 9, 10, 11], [1, 9], [1, 9, 30, 31]]
+    assert batch.take_full() == [second, third]
+    assert second.token_ids == [1, 9, 20, 21]
+    assert second.num_output == third.num_output == 3
+
+
+def test_a_long_decode_keeps_every_token_and_no_long_log() -> None:
+    batch = DecodeBatch(BLOCK)
+    member = sequence(1, max_tokens=1000)
+    batch.join(member)
+    for number in range(500):
+        for full in batch.take_full():
+            full.blocks.append(0)
+            batch.set_date(full, BLOCK)
+        plan(batch)
+        settle(batch, number)
+    assert member.num_output == 501
+    batch.leave(member)
+    assert member.token_ids == [1, 1, 1, 9, *range(500)]
+    assert len(batch._log) < 100
+
+
 def test_stop_tokens_are_the_union_of_the_members() -> None:
-    batch = DecodeBatch()
+    batch = DecodeBatch(BLOCK)
     members = [sequence(1, stop=frozenset({0})), sequence(2, stop=frozenset({0, 7})), sequence(3, stop=frozenset({0}))]
     for member in members:
-        batch.join(member, BLOCK)
+        batch.join(member)
     assert batch.columns().stop_token_ids == {0, 7}
     batch.leave(members[1])
     assert batch.columns().stop_token_ids == {0}

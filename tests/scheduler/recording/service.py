@@ -20,9 +20,7 @@ from tests.scheduler.core import toy_model
 from tests.scheduler.core.lab import Lab
 from tests.scheduler.core.toy_worker import ToyWorker
 
-CONFIG = CoreConfig(
-    num_blocks=64, block_size=4, max_num_seqs=16, max_num_batched_tokens=64, watermark=2
-)
+CONFIG = CoreConfig(num_blocks=64, block_size=4, max_num_seqs=16, max_num_batched_tokens=64, watermark=2)
 CONSTANT_NS, DECODE_NS, PREFILL_NS, CONTEXT_NS = 1_000_000, 50_000, 20_000, 100
 
 

@@ -205,9 +205,7 @@ def test_refused_calls_are_recorded_too(tmp_path: Path) -> None:
 
 def test_every_verb_replays(tmp_path: Path) -> None:
     """Groups share a prompt, rates are passed by name, and dropped prefixes are found no more."""
-    config = CoreConfig(
-        num_blocks=16, num_host_blocks=4, block_size=4, max_num_seqs=4, max_num_batched_tokens=16
-    )
+    config = CoreConfig(num_blocks=16, num_host_blocks=4, block_size=4, max_num_seqs=4, max_num_batched_tokens=16)
     writer = RecordingWriter(tmp_path / "run.rec", config, on_failure=fail)
     core = RecordedScheduler(config, writer)
     prompt = tuple(range(1, 10))
