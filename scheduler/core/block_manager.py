@@ -94,7 +94,7 @@ class BlockManager:
         return fresh
 
     def append_each(self, sequences: list[LiveSequence]) -> list[tuple[int, int, int]] | None:
-        """Lets the tables of these, whose blocks are full, grow by a block each, and indexes what they hold.
+        """Lets the tables of these grow by a block each.
 
         Returns (row, index, block) of each, or None if there are not enough, and then nothing has changed.
         """
@@ -103,15 +103,15 @@ class BlockManager:
             return None
         edits = []
         for sequence, block in zip(sequences, fresh, strict=True):
-            blocks = sequence.blocks
-            self.index(sequence, len(blocks) * self._block_size)
-            edits.append((sequence.row, len(blocks), block))
-            blocks.append(block)
+            edits.append((sequence.row, len(sequence.blocks), block))
+            sequence.blocks.append(block)
         return edits
 
     def index(self, sequence: LiveSequence, num_computed: int) -> None:
         """Makes blocks findable whose tokens are all known and whose KV is planned, that of `num_computed` tokens.
 
+        Blocks of the prompt are offered as they are planned. Those of sampled tokens are when their sequence leaves its
+        row: until then hardly anybody could ask for them, and one by one they cost more than all else in a step.
         A plan sent later reads them after they were written, because a worker executes plans in order; a row of the
         same plan may too, because each layer writes all its KV before it attends.
         """

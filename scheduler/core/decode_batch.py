@@ -11,7 +11,7 @@ changed.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from operator import attrgetter
+from operator import attrgetter, itemgetter
 from typing import Any
 
 from scheduler.core.live import LiveSequence
@@ -144,6 +144,20 @@ class DecodeBatch:
             sequence.token_ids += [tokens[slot] for tokens in self._log[-count:]]
             sequence.written = self.settled
 
+    def _write_back_all(self, sequences: list[LiveSequence]) -> None:
+        """As `_write_back`, column by column: most of these lack equally many tokens."""
+        alike: dict[int, list[LiveSequence]] = {}
+        for sequence in sequences:
+            alike.setdefault(self.settled - sequence.written, []).append(sequence)
+        for count, members in alike.items():
+            if count <= 0 or len(members) == 1:
+                self._write_back(members[0])
+                continue
+            pick = itemgetter(*[member.slot for member in members])
+            for member, tokens in zip(members, zip(*map(pick, self._log[-count:]), strict=True), strict=True):
+                member.token_ids += tokens
+                member.written = self.settled
+
     def computed(self, sequence: LiveSequence) -> int:
         """Leading tokens of a member whose KV is in its blocks, counting the plans sent."""
         return sequence.num_computed + self.clock - sequence.joined_at
@@ -171,8 +185,7 @@ class DecodeBatch:
     def take_full(self) -> list[LiveSequence]:
         """The members whose blocks are full now, in order of service. Each needs a new date, or leaves."""
         full = sorted(self._full.pop(self.clock, {}).values(), key=_KEY)
-        for sequence in full:
-            self._write_back(sequence)
+        self._write_back_all(full)
         return full
 
     def take_last(self) -> list[LiveSequence]:

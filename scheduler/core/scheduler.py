@@ -213,9 +213,7 @@ class Scheduler:
             if sequence.queue is not Queue.RUNNING:
                 continue  # preempted for one before it
             if sequence.decoding is not None:
-                full = len(sequence.blocks) * self.config.block_size
-                self._at.blocks.index(sequence, full)
-                wanted = full + 1
+                wanted = len(sequence.blocks) * self.config.block_size + 1
             else:
                 wanted = len(sequence.token_ids) + sequence.num_in_flight_tokens
             first_index = len(sequence.blocks)
