@@ -30,7 +30,9 @@ from scheduler.worker_client import WorkerClient, WorkerSession, WorkerUnavailab
 
 _FIRST_RETRY_S, _LAST_RETRY_S = 0.1, 1.0
 _CAPACITY_TIMEOUT_S = 5.0
-_MAX_FRUITLESS_SESSIONS = 3
+# A request that kills its worker at once costs three sessions until it is known; a worker that none survives on is
+# given up after a few more.
+_MAX_FRUITLESS_SESSIONS = 6
 
 log = structlog.get_logger()
 

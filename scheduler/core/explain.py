@@ -22,7 +22,8 @@ class Constraint(enum.Enum):
 
     SWAPPED: sequences in host memory come first. QUEUE: one that is served before it is held up and may not be passed.
     TOKEN_BUDGET: others use it up. RESULT: that of a plan it is part of is not back. ROWS, BLOCKS: too few are there.
-    FORK: it goes on together with a sibling that comes first, or computes their prompt.
+    FORK: it goes on together with a sibling that comes first, or computes their prompt. SUSPECTS: workers died, and
+    sequences that may have killed them run alone first.
     """
 
     NONE = "none"
@@ -33,6 +34,7 @@ class Constraint(enum.Enum):
     RESULT = "result"
     BLOCKS = "blocks"
     FORK = "fork"
+    SUSPECTS = "suspects"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,9 +60,9 @@ class Needs:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Explanation:
-    """position: place in its queue, 0 is the head. root: with QUEUE, SWAPPED and FORK, the explanation of the sequence
-    that it waits for. awaited_step: whose result must come before anything is planned, because as many plans are in
-    flight as may be."""
+    """position: place in its queue, 0 is the head. root: with QUEUE, SWAPPED, FORK and SUSPECTS, the explanation of the
+    sequence that it waits for. awaited_step: whose result must come before anything is planned, because as many plans
+    are in flight as may be."""
 
     sequence: SequenceSnapshot
     position: int
@@ -118,8 +120,11 @@ class _Explainer:
             constraint = self._constraint_alone(sequence, needs)
             if (first := self._first_in_the_way(sequence, position)) is not None:
                 constraint, root = first
+        suspects = self._picture.suspects
         if sequence.leader is not None:
             constraint, root = Constraint.FORK, self.explain(sequence.leader)
+        elif suspects and sequence.sequence_id != suspects[0]:
+            constraint, root = Constraint.SUSPECTS, self.explain(suspects[0])
         return Explanation(
             sequence=sequence,
             position=position,

@@ -38,6 +38,7 @@ class LiveSequence:
     num_in_flight_tokens: sampled tokens whose plan is sent and whose result is not back.
     num_in_flight_plans: plans sent that schedule this sequence and whose result is not back.
     num_void_plans: the oldest of those, whose results are to be dropped because they read KV that is not to be trusted.
+    num_deaths: workers that died while it was in flight. tokens_at_death: computed tokens then, at most.
     num_counted: leading tokens that were computed once and settled; those computed again count as recomputed.
     num_indexed: leading blocks that were offered to the prefix cache.
     nodes: the places in the prefix cache of those. They outlive a preemption, until the next admission.
@@ -60,6 +61,7 @@ class LiveSequence:
         "nodes",
         "num_computed",
         "num_counted",
+        "num_deaths",
         "num_in_flight_plans",
         "num_in_flight_tokens",
         "num_indexed",
@@ -71,6 +73,7 @@ class LiveSequence:
         "slot",
         "spec",
         "token_ids",
+        "tokens_at_death",
         "written",
     )
 
@@ -87,6 +90,7 @@ class LiveSequence:
         self.num_in_flight_plans = 0
         self.num_void_plans = 0
         self.num_counted = 0
+        self.num_deaths = self.tokens_at_death = 0
         self.num_preemptions = 0
         self.num_overtaken = 0
         self.num_indexed = 0

@@ -26,6 +26,7 @@ class Places:
 
     live: by sequence id. waiting, running, swapped: each live sequence is in exactly one.
     decoding, catching_up, forking: what running sequences do, unless all their tokens are planned.
+    suspects: those that must run alone, because workers died while they were in flight; see `suspects.py`.
     joining, copied: until the plan at hand is sent: who joins the decode batch then, and whose pins end then.
     in_flight: plans whose results are not back, oldest first.
     released_rows, swap_out: for the next plan: rows that were freed, and (device, host) blocks to save before anything
@@ -44,6 +45,7 @@ class Places:
         self.decoding = DecodeBatch(config.block_size)
         self.catching_up = OrderedQueue()
         self.forking: list[Group] = []
+        self.suspects = OrderedQueue()
         self.joining: list[LiveSequence] = []
         self.copied: list[Group] = []
         self.in_flight: deque[PlanInFlight] = deque()
@@ -76,6 +78,8 @@ class Places:
             self.waiting.remove(sequence)
             if sequence.group is not None:
                 sequence.group.drop_waiting(sequence)
+        if sequence in self.suspects:
+            self.suspects.remove(sequence)
         if reason is EndReason.NON_FINITE:
             sequence.num_void_plans = sequence.num_in_flight_plans  # that its rows in those fail too says nothing new
         sequence.queue = Queue.FINISHED

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from scheduler.core import suspects
 from scheduler.core.history import DecisionKind
 from scheduler.core.limits import blocks_needed, max_tokens_within
 from scheduler.core.live import LiveSequence, Queue, blocks_for
@@ -72,12 +73,14 @@ def _end_too_large(places: Places, num_blocks: int) -> tuple[End, ...]:
 
 
 def requeue_all(places: Places, num_blocks: int, num_host_blocks: int) -> tuple[End, ...]:
-    """The worker and all it held are gone: every sequence waits, from its settled tokens; what cannot fit ends."""
+    """The worker and all it held are gone: every sequence waits, from its settled tokens. What cannot fit ends, and
+    what ran alone because workers had died with it."""
     places.counters.wasted_tokens += sum(plan.num_tokens for plan in places.in_flight)
+    culprit = suspects.note_deaths(places)
     for sequence in [*places.running, *places.swapped]:
         if sequence.decoding is not None:
             places.decoding.leave(sequence)
-        places.note(sequence, DecisionKind.REQUEUED, tokens=len(sequence.token_ids))
+        places.note(sequence, DecisionKind.REQUEUED, tokens=len(sequence.token_ids), deaths=sequence.num_deaths)
     for sequence in [*places.running.clear(), *places.swapped.clear()]:
         places.waiting.insert(sequence)
         sequence.queue = Queue.WAITING
@@ -90,4 +93,5 @@ def requeue_all(places: Places, num_blocks: int, num_host_blocks: int) -> tuple[
         sequence.num_void_plans = 0
         sequence.num_computed = 0
     places.forget_worker_state(num_blocks, num_host_blocks)
-    return _end_too_large(places, num_blocks)
+    ends = () if culprit is None else (places.end(culprit, EndReason.KILLED_WORKER),)
+    return ends + _end_too_large(places, num_blocks)

@@ -29,6 +29,8 @@ class EndReason(enum.Enum):
     """The model gave logits that are not finite."""
     CAPACITY = "capacity"
     """The sequence cannot fit into the pool of the worker that is there now."""
+    KILLED_WORKER = "killed_worker"
+    """Workers died with the sequence in flight, the last one while it ran alone."""
     WORKER_LOST = "worker_lost"
     """No worker came back within the grace."""
 

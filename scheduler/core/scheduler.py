@@ -17,7 +17,7 @@ Invariants, checked by the property tests after every call:
 
 from __future__ import annotations
 
-from scheduler.core import recovery
+from scheduler.core import recovery, suspects
 from scheduler.core.block_manager import BlockManager
 from scheduler.core.config import CoreConfig
 from scheduler.core.counters import Counters
@@ -149,10 +149,12 @@ class Scheduler:
             return WAITING
         plan = PlanBuilder(self._at.next_step_id, self.config.max_num_batched_tokens)
         preempted = self._extend_tables(plan)
-        if not preempted:
+        if not preempted and not self._at.suspects:
             self._make_room_for_urgent(plan)
         self._compute_running(plan)
-        if not preempted:
+        if self._at.suspects:
+            self._try_suspect(plan)
+        elif not preempted:
             self._swap_in(plan)
             self._admit_waiting(plan)
         if not plan.rows and not len(self._at.decoding):
@@ -181,12 +183,15 @@ class Scheduler:
             if sequence.queue is Queue.RUNNING and sequence.decoding is None:
                 self._at.blocks.index(sequence, sequence.num_computed)
         ends = tuple(self._at.end(sequence, reason) for sequence, reason in settlement.ending)
+        if self._at.suspects:
+            suspects.clear(self._at)
         return settlement.output(ends)
 
     def requeue_all(self, num_blocks: int, num_host_blocks: int = 0) -> tuple[End, ...]:
         """The worker and all it held are gone: every sequence waits again, from its settled tokens, at its old place.
 
-        num_blocks, num_host_blocks: of the worker that comes next. What can never fit into it ends with CAPACITY.
+        num_blocks, num_host_blocks: of the worker that comes next. What can never fit into it ends with CAPACITY, and
+        what ran alone as a suspect with KILLED_WORKER (see `suspects.py`).
         """
         self.epoch += 1
         return recovery.requeue_all(self._at, num_blocks, num_host_blocks)
@@ -312,6 +317,12 @@ class Scheduler:
                 position += 1
             if any(other.num_overtaken >= self.config.max_overtakes for other in passed) or position > OVERTAKE_WINDOW:
                 return
+
+    def _try_suspect(self, plan: PlanBuilder) -> None:
+        """Steps 2 and 3 while there are suspects: the first of them is admitted once nothing else is in flight."""
+        if not self._at.running and not self._at.in_flight:
+            admitted = self._admit(plan, self._at.suspects[0])
+            assert admitted, "the pool is empty, and what does not fit into it has ended"
 
     def _send(self, plan: PlanBuilder) -> StepPlan:
         """Closes the plan: from here on it is on its way."""
@@ -446,6 +457,7 @@ class Scheduler:
             running=tuple(SequenceSnapshot.of(sequence) for sequence in self._at.running),
             swapped=tuple(SequenceSnapshot.of(sequence) for sequence in self._at.swapped),
             num_live=len(self._at.live),
+            suspects=tuple(sequence.spec.sequence_id for sequence in self._at.suspects),
             num_deadlines=len(self._deadlines),
             free_rows=tuple(sorted(self._at.free_rows)),
             num_free_blocks=pool.num_free,

@@ -85,6 +85,7 @@ class Snapshot:
 
     plans_in_flight: step ids, oldest first. waiting, running, swapped: in order of service.
     num_deadlines: kept deadlines, those of ended sequences that are not cleaned up yet included.
+    suspects: sequences that run alone, one after the other, because workers died while they were in flight.
     num_cached_blocks: unreferenced blocks that the prefix cache can find. num_indexed_blocks: all that it can find.
     block_references: per block, the number of block tables that name it, and of pins.
     pinned_blocks: blocks that a fork will copy, a reference each.
@@ -96,6 +97,7 @@ class Snapshot:
     running: tuple[SequenceSnapshot, ...]
     swapped: tuple[SequenceSnapshot, ...] = ()
     num_live: int
+    suspects: tuple[int, ...]
     num_deadlines: int
     free_rows: tuple[int, ...]
     num_free_blocks: int

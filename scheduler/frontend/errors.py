@@ -145,6 +145,7 @@ _END_MESSAGES: Final[dict[EndReason, str]] = {
     EndReason.DEADLINE: "the deadline passed before the generation was complete",
     EndReason.NON_FINITE: "the model gave logits that are not finite",
     EndReason.CAPACITY: "the sequence no longer fits into the KV cache of the worker",
+    EndReason.KILLED_WORKER: "workers died while the request was computed, the last one with no other request on it",
     EndReason.WORKER_LOST: "the worker was lost and none came back in time",
 }
 
@@ -164,6 +165,7 @@ _TABLE: Final[dict[str | EndReason, Status]] = {
     EndReason.DEADLINE: Status(grpc.StatusCode.DEADLINE_EXCEEDED, "DEADLINE"),
     EndReason.NON_FINITE: Status(grpc.StatusCode.INTERNAL, "NON_FINITE_LOGITS"),
     EndReason.CAPACITY: Status(grpc.StatusCode.RESOURCE_EXHAUSTED, "CAPACITY"),
+    EndReason.KILLED_WORKER: Status(grpc.StatusCode.INTERNAL, "KILLED_WORKER"),
     EndReason.WORKER_LOST: Status(grpc.StatusCode.UNAVAILABLE, "WORKER_LOST", 1.0),
 }
 INTERNAL: Final = Status(grpc.StatusCode.INTERNAL, "INTERNAL")

@@ -185,17 +185,41 @@ def test_a_result_that_answers_no_plan_ends_the_session_not_the_request() -> Non
     asyncio.run(case())
 
 
-def test_what_breaks_every_session_at_once_is_given_up() -> None:
+def test_a_request_that_kills_every_worker_ends_and_its_neighbours_live() -> None:
+    rows: dict[int, int] = {}
+
+    def answer(plan: pb.StepPlan) -> pb.StepResult | None:
+        rows.update({admission.row: admission.sequence_id for admission in plan.admissions})
+        return None if any(rows[row] == 2 for row in plan.scheduled.rows) else counting(plan)
+
+    async def case() -> None:
+        worker = ScriptedWorker(answer)
+        async with running_engine(worker) as (engine, listener, _):
+            for number in (1, 2, 3):
+                engine.send(spec(number))
+            await listener.until(lambda: len(listener.ends) == 3)
+            reasons = {number: end.reason for number, end in listener.ends.items()}
+            assert reasons == {1: EndReason.LENGTH, 2: EndReason.KILLED_WORKER, 3: EndReason.LENGTH}
+            assert [len(listener.tokens[number]) for number in (1, 3)] == [5, 5]
+            assert listener.sessions.count(False) == 3, "three deaths, not more"
+
+    asyncio.run(case())
+
+
+def test_a_worker_that_no_request_survives_on_is_given_up() -> None:
     async def case() -> None:
         worker = ScriptedWorker(lambda plan: None)
         async with running_engine(worker) as (engine, listener, _):
-            engine.send(spec())
-            await listener.until(lambda: 1 in listener.ends)
-            assert listener.ends[1].reason is EndReason.WORKER_LOST
+            for number in range(20):
+                engine.send(spec(number))
+            await listener.until(lambda: len(listener.ends) == 20)
+            reasons = [end.reason for end in listener.ends.values()]
+            assert set(reasons) == {EndReason.KILLED_WORKER, EndReason.WORKER_LOST}
+            assert reasons.count(EndReason.WORKER_LOST) > reasons.count(EndReason.KILLED_WORKER)
             worker.answer = counting
-            engine.send(spec(2))
-            await listener.until(lambda: 2 in listener.ends)
-            assert listener.ends[2].reason is EndReason.LENGTH
+            engine.send(spec(20))
+            await listener.until(lambda: 20 in listener.ends)
+            assert listener.ends[20].reason is EndReason.LENGTH
 
     asyncio.run(case())
 

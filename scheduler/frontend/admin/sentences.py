@@ -23,6 +23,8 @@ def sentence(explanation: Explanation, names: Mapping[int, SequenceName]) -> str
             return f"waits behind {_root(explanation, names)}"
         case Constraint.FORK:
             return f"waits for the first sequence of its request, {_which(explanation, names)}"
+        case Constraint.SUSPECTS:
+            return f"waits while requests that may have killed workers run alone; {_root(explanation, names)}"
         case Constraint.ROWS:
             return f"needs {_count(needs.rows_needed, 'row')}, {needs.rows_free} of {needs.rows_total} free"
         case Constraint.TOKEN_BUDGET:

@@ -36,6 +36,7 @@ _CONSTRAINTS: Final = {
     Constraint.RESULT: admin_pb2.CONSTRAINT_RESULT,
     Constraint.BLOCKS: admin_pb2.CONSTRAINT_BLOCKS,
     Constraint.FORK: admin_pb2.CONSTRAINT_FORK,
+    Constraint.SUSPECTS: admin_pb2.CONSTRAINT_SUSPECTS,
 }
 _DECISIONS: Final = {
     DecisionKind.QUEUED: admin_pb2.DECISION_KIND_QUEUED,
@@ -47,6 +48,7 @@ _DECISIONS: Final = {
     DecisionKind.FORKED: admin_pb2.DECISION_KIND_FORKED,
     DecisionKind.REQUEUED: admin_pb2.DECISION_KIND_REQUEUED,
     DecisionKind.OVERTAKEN: admin_pb2.DECISION_KIND_OVERTAKEN,
+    DecisionKind.CLEARED: admin_pb2.DECISION_KIND_CLEARED,
 }
 # A sequence that waits for its sibling says less about the request than that sibling does.
 _NOT_FIRST_TO_TELL: Final = (admin_pb2.CONSTRAINT_UNSPECIFIED, admin_pb2.CONSTRAINT_FORK)

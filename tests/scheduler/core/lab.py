@@ -155,6 +155,8 @@ class Lab:
         host = self._num_host_blocks
         self.stale.extend(self.undelivered)
         self.undelivered.clear()
+        before = self.core.snapshot()
+        tried = [one.sequence_id for one in before.running if before.suspects and one.num_in_flight_plans]
         answer = self._call(lambda core: core.requeue_all(num_blocks, host))
         assert isinstance(answer, tuple)
         self._num_blocks = num_blocks
@@ -162,6 +164,8 @@ class Lab:
             spec = self.live[end.sequence_id]
             if end.reason is EndReason.LENGTH:
                 assert end.num_output_tokens >= self._max_tokens(spec)
+            elif end.reason is EndReason.KILLED_WORKER:
+                assert tried == [end.sequence_id] == [*before.suspects[:1]], "it did not run alone"
             else:
                 assert (end.reason, self._blocks_needed(spec) > num_blocks) == (EndReason.CAPACITY, True)
             self._end(end)
@@ -221,6 +225,9 @@ class Lab:
                 assert salts.setdefault(block, salt) == salt
         if not config.enable_prefix_caching:
             assert core.num_indexed_blocks == 0
+        if core.suspects:
+            assert {sequence.sequence_id for sequence in core.running} <= {core.suspects[0]}, "a suspect runs alone"
+            assert set(core.suspects) <= set(self.live)
         assert len(core.plans_in_flight) == len(self.undelivered) <= config.max_plans_in_flight
         for sequence in everyone:
             assert 0 <= sequence.num_in_flight_tokens <= sequence.num_in_flight_plans <= len(self.undelivered)

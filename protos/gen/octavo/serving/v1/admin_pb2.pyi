@@ -28,6 +28,7 @@ class Constraint(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     CONSTRAINT_TOKEN_BUDGET: _ClassVar[Constraint]
     CONSTRAINT_BLOCKS: _ClassVar[Constraint]
     CONSTRAINT_FORK: _ClassVar[Constraint]
+    CONSTRAINT_SUSPECTS: _ClassVar[Constraint]
 
 class DecisionKind(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
@@ -41,6 +42,7 @@ class DecisionKind(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     DECISION_KIND_FORKED: _ClassVar[DecisionKind]
     DECISION_KIND_REQUEUED: _ClassVar[DecisionKind]
     DECISION_KIND_OVERTAKEN: _ClassVar[DecisionKind]
+    DECISION_KIND_CLEARED: _ClassVar[DecisionKind]
 
 class BlockState(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
@@ -63,6 +65,7 @@ CONSTRAINT_ROWS: Constraint
 CONSTRAINT_TOKEN_BUDGET: Constraint
 CONSTRAINT_BLOCKS: Constraint
 CONSTRAINT_FORK: Constraint
+CONSTRAINT_SUSPECTS: Constraint
 DECISION_KIND_UNSPECIFIED: DecisionKind
 DECISION_KIND_QUEUED: DecisionKind
 DECISION_KIND_ADMITTED: DecisionKind
@@ -73,6 +76,7 @@ DECISION_KIND_SWAPPED_IN: DecisionKind
 DECISION_KIND_FORKED: DecisionKind
 DECISION_KIND_REQUEUED: DecisionKind
 DECISION_KIND_OVERTAKEN: DecisionKind
+DECISION_KIND_CLEARED: DecisionKind
 BLOCK_STATE_UNSPECIFIED: BlockState
 BLOCK_STATE_FREE: BlockState
 BLOCK_STATE_CACHED: BlockState
