@@ -117,7 +117,7 @@ private:
         for (int c = 0; c < VECS; ++c) {
             const std::int64_t column = panel * kPanel + c * kLanes;
 #pragma GCC unroll 16
-            for (int r = 0; r < ROWS; ++r) f(r, c, a.y + (row + r) * a.n + column, a.n - column);
+            for (int r = 0; r < ROWS; ++r) f(r, c, a.y + (row + r) * a.y_stride + column, a.n - column);
         }
     }
 

@@ -20,7 +20,7 @@ from kernels.cpu import build
 # integer or an address, d a double.
 _ARGUMENTS = {
     "pack_linear": "6q",
-    "linear": "10q",
+    "linear": "11q",
     "rms_norm": "8qdq",
     "add_rms_norm": "7qdq",
     "rope_and_cache": "20q",

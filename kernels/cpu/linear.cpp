@@ -67,7 +67,7 @@ struct Linear {
 #pragma GCC unroll 16
             for (int r = 0; r < ROWS; ++r) {
                 // Adding a zero would turn -0 into +0, harmlessly and for every shape alike; so there is one path.
-                store_up_to(a.y + (row + r) * a.n + column, tile.sum[r][c] + added, left);
+                store_up_to(a.y + (row + r) * a.y_stride + column, tile.sum[r][c] + added, left);
             }
         }
     }

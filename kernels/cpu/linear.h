@@ -7,16 +7,22 @@ namespace octavo::OCTAVO_ISA {
 
 constexpr int kPanel = 2 * kLanes;  // output columns
 
-struct LinearArguments {
-    const float* x;         // [rows, K]
-    std::int64_t x_stride;  // elements from one row to the next
+// A prepared layer, in the order of PackedLinear.description.
+struct LinearWeights {
     const void* packed;
     std::int64_t bfloat16;
     const float* bias;  // [N] or null
-    float* y;           // [rows, N] contiguous
-    std::int64_t rows, n, k, num_threads;
+    std::int64_t n, k;
 
     std::int64_t panels() const { return (n + kPanel - 1) / kPanel; }
+};
+
+struct LinearArguments : LinearWeights {
+    const float* x;  // [rows, K]
+    std::int64_t x_stride;
+    float* y;  // [rows, N]
+    std::int64_t y_stride;  // strides are elements from one row to the next
+    std::int64_t rows, num_threads;
 };
 
 // A call is two phases, and every thread must have finished the first before any begins the second:
