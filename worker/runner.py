@@ -9,7 +9,7 @@ import torch
 
 from worker.input_batch import build_input_batch
 from worker.kv_cache import KVCache
-from worker.models.decoder import Decoder
+from worker.models.model import Model
 from worker.sampler import Sampled, sample
 from worker.sequence_table import SequenceTable, sampling_rows
 from worker.step import RowFlag, StepPlan, StepResult, no_ints
@@ -18,7 +18,7 @@ from worker.step import RowFlag, StepPlan, StepResult, no_ints
 class Runner:
     """A loaded model and its KV cache. It knows no rows: they belong to the stream whose plan it executes."""
 
-    def __init__(self, model: Decoder, kv_cache: KVCache, device: torch.device) -> None:
+    def __init__(self, model: Model, kv_cache: KVCache, device: torch.device) -> None:
         self._model = model
         self._kv_cache = kv_cache
         self._device = device

@@ -2,7 +2,7 @@
 //
 // A split is kSplit keys counted from position 0, so it is the same split whether a query arrives in a whole prompt, a
 // chunk or a decode step, and whatever a window has trimmed. Within a split: a score is one multiply-add chain over the
-// head dimension; the weights add up by key position modulo 16, then a fixed tree; an output element is one chain over
+// head dimension, then the soft cap; the weights add up by key position modulo 16, then a fixed tree; an output element is one chain over
 // the keys in order. Keys that a query does not see add exact zeros. Splits merge from the first to the last. Hence a
 // query's result depends on its position, the keys it sees and nothing else.
 #pragma once
@@ -98,8 +98,11 @@ public:
         return head_dim * kKeyTile + rows * kScoreStride;
     }
 
-    SplitAttention(const PagedCache<T>& cache, float* scratch)
-        : cache_(cache), key_tile_(scratch), scores_(scratch + cache.head_dim * kKeyTile) {}
+    SplitAttention(const PagedCache<T>& cache, float soft_cap, float* scratch)
+        : cache_(cache),
+          soft_cap_(soft_cap),
+          key_tile_(scratch),
+          scores_(scratch + cache.head_dim * kKeyTile) {}
 
     // False if the block table names a block that does not exist; `out` is then undefined.
     bool attend(const QueryBlock& block, std::int64_t split, Partial out) {
@@ -189,6 +192,7 @@ private:
         float* scores = scores_ + row * kScoreStride;
         const int begin = keys.begin / kLanes * kLanes, end = (keys.end + kLanes - 1) / kLanes * kLanes;
         const float minus_infinity = -__builtin_inff();
+        if (soft_cap_ > 0) cap(scores, begin, end);
         for (int key = begin; key < visible.begin && key < end; ++key) scores[key] = minus_infinity;
         for (int key = visible.end < begin ? begin : visible.end; key < end; ++key) scores[key] = minus_infinity;
 
@@ -204,6 +208,13 @@ private:
             sum = sum + weight;
         }
         out.sum[row] = reduce_add(sum);
+    }
+
+    // cap * tanh(score / cap), which stays within (-cap, cap).
+    void cap(float* scores, int begin, int end) const {
+        const Vec limit = broadcast(soft_cap_);
+        for (int key = begin; key < end; key += kLanes)
+            store(scores + key, limit * tanh(load(scores + key) / limit));
     }
 
     // out[row][column...] = sum over keys of weight * value, from `column` on in steps of VECS vectors.
@@ -230,6 +241,7 @@ private:
     }
 
     PagedCache<T> cache_;
+    float soft_cap_;   // 0: none
     float* key_tile_;  // [D / kPerWord, kKeyTile] words
     float* scores_;    // [rows, kScoreStride]
     const T* keys_[kSplit];

@@ -2,7 +2,7 @@
 
 A library that is missing, built from other sources or asked for an instruction set that this processor lacks is refused
 with a `NativeLibraryError` that says what to do. Calls release the GIL. Functions take addresses and sizes unchecked:
-only `ops.py` and `packed_linear.py` call them.
+only `ops.py`, `packed_linear.py` and `native_decoder.py` call them.
 """
 
 from __future__ import annotations
@@ -24,8 +24,9 @@ _ARGUMENTS = {
     "rms_norm": "8qdq",
     "add_rms_norm": "7qdq",
     "rope_and_cache": "20q",
-    "attention": "17qd3q",
-    "silu_and_mul": "6q",
+    "attention": "17qdqd3q",
+    "silu_and_mul": "7q",
+    "decoder_step": "19q",
 }
 
 
@@ -48,6 +49,7 @@ class NativeLibrary:
     rope_and_cache: Callable[..., int]
     attention: Callable[..., int]
     silu_and_mul: Callable[..., int]
+    decoder_step: Callable[..., int]
 
 
 _HOW_TO_BUILD = "run `make native` (or `python -m kernels.cpu.build`)"

@@ -2,13 +2,12 @@
 //
 // Halves layout: element i of a head pairs with element i + D/2. Plain loops: without contraction every element is two
 // products and one sum, rounded one by one, whether the compiler makes it a vector or not.
+#include "rotary.h"
+
 #include "parallel.h"
-#include "simd.h"
 
 namespace octavo::OCTAVO_ISA {
 namespace {
-
-enum Status { kOk = 0, kPositionOutOfRange = 1, kSlotOutOfRange = 2 };
 
 inline void rotate(float* head, const float* cos_sin, std::int64_t half) {
     float* __restrict first = head;
@@ -35,31 +34,6 @@ inline void write(const float* from, BFloat16* to, std::int64_t count) {
     }
 }
 
-// q, k and v: [tokens, heads, D], D and the heads dense, tokens `stride` elements apart.
-struct RopeAndCacheArguments {
-    float* q;
-    std::int64_t q_stride, q_heads;
-    float* k;
-    std::int64_t k_stride;
-    const float* v;
-    std::int64_t v_stride, kv_heads;
-    const float* cos_sin;  // [max_positions, D]
-    std::int64_t max_positions;
-    const std::int32_t* positions;     // [tokens]
-    const std::int64_t* slot_mapping;  // [tokens]
-    void* key_cache;                   // [num_blocks, kv_heads, block_size, D]
-    void* value_cache;
-    std::int64_t bfloat16, num_blocks, block_size, head_dim, tokens, num_threads;
-};
-
-int check(const RopeAndCacheArguments& a) {
-    for (std::int64_t t = 0; t < a.tokens; ++t) {
-        if (a.positions[t] < 0 || a.positions[t] >= a.max_positions) return kPositionOutOfRange;
-        if (a.slot_mapping[t] < 0 || a.slot_mapping[t] >= a.num_blocks * a.block_size) return kSlotOutOfRange;
-    }
-    return kOk;
-}
-
 template <typename T>
 void rope_and_cache_token(const RopeAndCacheArguments& a, std::int64_t t) {
     const std::int64_t head_dim = a.head_dim, half = head_dim / 2;
@@ -76,17 +50,30 @@ void rope_and_cache_token(const RopeAndCacheArguments& a, std::int64_t t) {
 }
 
 }  // namespace
+
+int check_rope_and_cache(const RopeAndCacheArguments& a) {
+    for (std::int64_t t = 0; t < a.tokens; ++t) {
+        if (a.positions[t] < 0 || a.positions[t] >= a.max_positions) return kRopePosition;
+        if (a.slot_mapping[t] < 0 || a.slot_mapping[t] >= a.num_blocks * a.block_size) return kRopeSlot;
+    }
+    return kRopeOk;
+}
+
+void rope_and_cache_tokens(const RopeAndCacheArguments& a, std::int64_t begin, std::int64_t end) {
+    for (std::int64_t t = begin; t < end; ++t)
+        a.bfloat16 ? rope_and_cache_token<BFloat16>(a, t) : rope_and_cache_token<float>(a, t);
+}
+
 }  // namespace octavo::OCTAVO_ISA
 
 using namespace octavo::OCTAVO_ISA;
 
 OCTAVO_EXPORT(rope_and_cache, RopeAndCacheArguments) {
     // Checked before anything is written: a refused call leaves q, k and the cache as they were.
-    if (const int status = check(a); status != kOk) return status;
+    if (const int status = check_rope_and_cache(a); status != kRopeOk) return status;
     const bool small = a.tokens * (a.q_heads + 2 * a.kv_heads) * a.head_dim <= kSerialElements;
     parallel_ranges(a.tokens, small ? 1 : a.num_threads, [&](std::int64_t begin, std::int64_t end) {
-        for (std::int64_t t = begin; t < end; ++t)
-            a.bfloat16 ? rope_and_cache_token<BFloat16>(a, t) : rope_and_cache_token<float>(a, t);
+        rope_and_cache_tokens(a, begin, end);
     });
-    return kOk;
+    return kRopeOk;
 }

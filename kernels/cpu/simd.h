@@ -186,6 +186,25 @@ inline NativeFloat native_exp(NativeFloat x) {
     return p * bit_cast<NativeFloat>(power);
 }
 
+// tanh(x) to about 2 ulp; NaN stays NaN. Near zero the Cephes library's polynomial, where 1 - 2 / (exp(2 |x|) + 1) would
+// lose digits to cancellation.
+inline NativeFloat native_tanh(NativeFloat x) {
+    const NativeFloat size = bit_cast<NativeFloat>(bit_cast<NativeBits>(x) & 0x7fffffffu);
+    NativeFloat far = 1.0f - 2.0f / (native_exp(size + size) + 1.0f);
+    far = bit_cast<NativeFloat>(bit_cast<NativeBits>(far) | (bit_cast<NativeBits>(x) & 0x80000000u));
+    const NativeFloat square = x * x;
+    NativeFloat p = native_broadcast(-5.70498872745e-3f);
+    p = native_fma(p, square, native_broadcast(2.06390887954e-2f));
+    p = native_fma(p, square, native_broadcast(-5.37397155531e-2f));
+    p = native_fma(p, square, native_broadcast(1.33314422036e-1f));
+    p = native_fma(p, square, native_broadcast(-3.33332819422e-1f));
+    return size < native_broadcast(0.625f) ? native_fma(p * square, x, x) : far;
+}
+
+inline Vec tanh(const Vec& x) {
+    return each_part([&](int i) __attribute__((always_inline)) { return native_tanh(x.part[i]); });
+}
+
 inline Vec exp(const Vec& x) {
     return each_part([&](int i) __attribute__((always_inline)) { return native_exp(x.part[i]); });
 }

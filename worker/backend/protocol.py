@@ -7,9 +7,13 @@ blocks, B tokens per block. Activations are float32 on the `cpu` backend and of 
 
 from __future__ import annotations
 
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 import torch
+
+if TYPE_CHECKING:
+    from worker.models.decoder import Decoder
+    from worker.models.model import Model
 
 
 class Linear(Protocol):
@@ -81,4 +85,13 @@ class Backend(Protocol):
 
     def describe(self) -> dict[str, Any]:
         """What was chosen and detected, for the log line at start: instruction set, threads."""
+        ...
+
+
+@runtime_checkable
+class Compiler(Protocol):
+    """What a backend may offer besides: a faster form of a whole decoder."""
+
+    def compile(self, decoder: Decoder) -> Model:
+        """A model with the results of a decoder that was built over this backend, bit for bit."""
         ...
