@@ -1,8 +1,9 @@
-// A decoder's whole forward pass as one parallel region: embeddings, layers, final norm, vocabulary projection.
+// A decoder's whole step as one parallel region: embeddings, layers, final norm, vocabulary projection, sampling.
 //
 // The ops are those of the files beside this one, called part by part, so that the results are theirs bit for bit. The
 // threads meet after each phase of a layer; elementwise work joins the phase before or after it where the rows that a
-// thread holds are all it needs. What follows the last layer's attention is computed for the wanted rows only.
+// thread holds are all it needs. What follows the last layer's attention is computed for the wanted rows only. Where
+// every row takes its most likely token, logits live no longer than the few columns that a thread has just computed.
 //
 // Memory: buffers for the step's tokens grow to the largest step seen and are kept, per calling thread.
 #include "decoder_step.h"
@@ -74,12 +75,20 @@ struct Buffers {
     Rows gate_up, activated;  // [tokens, 2 I], [tokens, I]
     Rows wanted_residual, wanted_attended;  // the rows that logits are wanted of: [R, C], [R, H D]
     void* prepared;          // of the linear layer that comes next
+    Rows logits;             // [R, V], or no data where nobody wants them
+    Rows columns;            // [threads * R, columns of a piece]: a thread's latest logits
+    Best* bests;             // [threads, R] in rows of bests_stride: the best of each thread's
+    std::int64_t bests_stride;
 };
 
 class Step {
 public:
     explicit Step(const DecoderStepArguments& arguments)
-        : a(arguments), m(*arguments.decoder), hidden(m.lm_head.k), eps(static_cast<float>(m.eps)) {}
+        : a(arguments),
+          m(*arguments.decoder),
+          hidden(m.lm_head.k),
+          max_threads(a.num_threads < Team::kMaxThreads ? a.num_threads : Team::kMaxThreads),
+          eps(static_cast<float>(m.eps)) {}
 
     int run() {
         if (const int status = check(); status != kOk) return status;
@@ -93,15 +102,14 @@ public:
         if (tasks.make(attention_of(0), task_scratch) != kAttentionOk) return kMemory;
 
         Team team;
-        const std::int64_t threads = a.num_threads < Team::kMaxThreads ? a.num_threads : Team::kMaxThreads;
-        parallel(threads, [&](std::int64_t thread, std::int64_t count) { forward(Member(team, thread, count)); });
+        parallel(max_threads, [&](std::int64_t thread, std::int64_t count) { forward(Member(team, thread, count)); });
         return out_of_memory.load() ? kMemory : kOk;
     }
 
 private:
     const DecoderStepArguments& a;
     const DecoderWeights& m;
-    const std::int64_t hidden;
+    const std::int64_t hidden, max_threads;
     const float eps;
     Buffers b{};
     AttentionTasks tasks{};
@@ -135,6 +143,14 @@ private:
             most = bytes > most ? bytes : most;
         }
         b.prepared = arena.take(most);
+        b.logits = {a.logits, m.lm_head.n};
+        bool wanted = false;
+        for (std::int64_t row = 0; a.samples && row < a.num_logits; ++row) wanted |= a.sampling.wants_logits(row);
+        if (wanted && a.logits == nullptr) b.logits = arena.rows(a.num_logits, m.lm_head.n);
+        b.columns = arena.rows(max_threads * a.num_logits, panels_per_piece(a.num_logits) * kPanel);
+        b.bests_stride = (a.num_logits + 7) / 8 * 8;  // threads write to cache lines of their own
+        const std::int64_t bests = max_threads * b.bests_stride;
+        b.bests = static_cast<Best*>(arena.take(static_cast<std::size_t>(bests) * sizeof(Best)));
     }
 
     static LinearArguments arguments_of(const LinearWeights& weights, Rows x, Rows y, std::int64_t rows) {
@@ -218,7 +234,7 @@ private:
             });
             member.meet();
             finish(member, m.layers[last], b.wanted_attended, b.wanted_residual, rows, m.final_norm);
-            linear(member, m.lm_head, b.x, {a.logits, m.lm_head.n}, rows);
+            project(member, rows);
         }
         member.meet();  // asleep, if need be, in this wait and not in the region's own
     }
@@ -318,14 +334,45 @@ private:
     // x is complete and met for; y is complete once the threads have met.
     void linear(Member& member, const LinearWeights& weights, Rows x, Rows y, std::int64_t rows) {
         const LinearArguments linear = arguments_of(weights, x, y, rows);
-        if (linear_scratch_bytes(linear) > 0) {
-            member.share(rows, [&](std::int64_t begin, std::int64_t end) {
-                linear_prepare(linear, b.prepared, begin, end);
-            });
-            member.meet();
-        }
+        prepare(member, linear);
         member.share_pieces(weights.panels(), panels_per_piece(rows), [&](std::int64_t begin, std::int64_t end) {
             linear_block(linear, b.prepared, 0, rows, begin, end);
+        });
+    }
+
+    void prepare(Member& member, const LinearArguments& linear) {
+        if (linear_scratch_bytes(linear) == 0) return;
+        member.share(linear.rows, [&](std::int64_t begin, std::int64_t end) {
+            linear_prepare(linear, b.prepared, begin, end);
+        });
+        member.meet();
+    }
+
+    // x -> logits, where they are kept, and tokens, where they are sampled.
+    void project(Member& member, std::int64_t rows) {
+        LinearArguments linear = arguments_of(m.lm_head, b.x, b.logits, rows);
+        const bool keeps = b.logits.data != nullptr;
+        const Rows columns = {b.columns[member.thread() * rows], b.columns.stride};
+        Best* bests = b.bests + member.thread() * b.bests_stride;
+        for (std::int64_t row = 0; row < rows; ++row) bests[row] = Best();
+        prepare(member, linear);
+        member.share_pieces(linear.panels(), panels_per_piece(rows), [&](std::int64_t begin, std::int64_t end) {
+            const std::int64_t first = begin * kPanel, last = end * kPanel < linear.n ? end * kPanel : linear.n;
+            if (!keeps) {
+                linear.y = columns.data - first;
+                linear.y_stride = columns.stride;
+            }
+            linear_block(linear, b.prepared, 0, rows, begin, end);
+            if (!a.samples) return;
+            for (std::int64_t row = 0; row < rows; ++row)
+                bests[row].add(find_best(linear.y + row * linear.y_stride + first, last - first, first));
+        });
+        if (!a.samples) return;
+        member.meet();
+        member.share_pieces(rows, 1, [&](std::int64_t row, std::int64_t) {
+            Best best = b.bests[row];
+            for (std::int64_t t = 1; t < member.threads(); ++t) best.add(b.bests[t * b.bests_stride + row]);
+            if (!sample_row(a.sampling, row, best, keeps ? b.logits[row] : nullptr, linear.n)) out_of_memory = true;
         });
     }
 };

@@ -2,6 +2,7 @@
 #pragma once
 
 #include "linear.h"
+#include "sample.h"
 
 namespace octavo::OCTAVO_ISA {
 
@@ -48,8 +49,10 @@ struct DecoderStepArguments {
     std::int64_t table_stride, table_width, num_seqs, tokens;
     const std::int64_t* logits_indices;  // [num_logits], places in 0..tokens - 1
     std::int64_t num_logits;
-    float* logits;  // [num_logits, V]
+    float* logits;  // [num_logits, V], or null where nobody wants them
     std::int64_t num_threads;
+    std::int64_t samples;  // whether `sampling`, of num_logits rows, counts; logits may be null only then
+    SamplingColumns sampling;
 };
 
 }  // namespace octavo::OCTAVO_ISA

@@ -26,7 +26,8 @@ _ARGUMENTS = {
     "rope_and_cache": "20q",
     "attention": "17qdqd3q",
     "silu_and_mul": "7q",
-    "decoder_step": "19q",
+    "sample": "18q",
+    "decoder_step": "33q",
 }
 
 
@@ -49,6 +50,7 @@ class NativeLibrary:
     rope_and_cache: Callable[..., int]
     attention: Callable[..., int]
     silu_and_mul: Callable[..., int]
+    sample: Callable[..., int]
     decoder_step: Callable[..., int]
 
 

@@ -10,13 +10,14 @@ import ctypes
 import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NoReturn
+from typing import NoReturn, Protocol
 
 import torch
 
 from kernels.cpu.library import NativeLibrary
 from kernels.cpu.ops import HEAD_DIM_MULTIPLE, check_cache, check_indices, check_table
 from kernels.cpu.packed_linear import STORAGE_DTYPES, PackedLinear
+from kernels.cpu.sampling import NO_SAMPLING, Sampling
 
 # LayerWeights, DecoderWeights and LayerCache in decoder_step.h, whose fields are all 8 bytes wide.
 _LAYER = "q5q2q5qq5q5q"
@@ -59,6 +60,53 @@ class DecoderParts:
     lm_head: PackedLinear
 
 
+class StepBatch(Protocol):
+    """T tokens of S sequences, R of which want logits: token_ids and slot_mapping [T] int64; positions [T],
+    query_start_loc [S + 1], seq_lens [S] and block_tables [S, max blocks] int32; logits_indices [R] int64, places in
+    0..T-1. Meanings are those of the ops in `CpuOps`."""
+
+    @property
+    def token_ids(self) -> torch.Tensor: ...
+    @property
+    def positions(self) -> torch.Tensor: ...
+    @property
+    def slot_mapping(self) -> torch.Tensor: ...
+    @property
+    def query_start_loc(self) -> torch.Tensor: ...
+    @property
+    def seq_lens(self) -> torch.Tensor: ...
+    @property
+    def block_tables(self) -> torch.Tensor: ...
+    @property
+    def logits_indices(self) -> torch.Tensor: ...
+
+
+class PagedCaches:
+    """The paged KV cache of every layer, checked and described to the native library once.
+
+    keys, values: one tensor [N, G, B, D] per layer, all alike, contiguous, in float32 or bfloat16.
+    """
+
+    def __init__(self, keys: Sequence[torch.Tensor], values: Sequence[torch.Tensor]) -> None:
+        if len(keys) != len(values) or not keys:
+            raise ValueError(f"caches: as many keys as values are needed, got {len(keys)} and {len(values)}")
+        first = keys[0]
+        for key_cache, value_cache in zip(keys, values, strict=True):
+            if check_cache("caches", key_cache, value_cache) != first.shape or key_cache.dtype is not first.dtype:
+                raise ValueError(f"caches: layers must be alike, got {list(key_cache.shape)} in {key_cache.dtype}")
+        num_blocks, kv_heads, block_size, head_dim = first.shape
+        self.shape = (len(keys), kv_heads, head_dim, num_blocks, block_size)
+        self._tensors = (*keys, *values)  # the library holds their addresses
+        addresses = [(k.data_ptr(), v.data_ptr()) for k, v in zip(keys, values, strict=True)]
+        self._layers = _buffer("2q", addresses)
+        self.description = (
+            ctypes.addressof(self._layers),
+            int(first.dtype is torch.bfloat16),
+            num_blocks,
+            block_size,
+        )
+
+
 class NativeDecoder:
     """Parts checked and described to the native library once. Raises ValueError where they do not fit together."""
 
@@ -74,53 +122,58 @@ class NativeDecoder:
     def vocab_size(self) -> int:
         return self._parts.lm_head.out_features
 
-    def forward(
-        self,
-        token_ids: torch.Tensor,
-        positions: torch.Tensor,
-        slot_mapping: torch.Tensor,
-        query_start_loc: torch.Tensor,
-        seq_lens: torch.Tensor,
-        block_tables: torch.Tensor,
-        logits_indices: torch.Tensor,
-        caches: PagedCaches,
-    ) -> torch.Tensor:
-        """Computes T tokens of S sequences and writes their keys and values -> logits [R, V] float32 of the tokens at
-        logits_indices [R] int64. The others are as in `CpuOps`: token_ids and slot_mapping [T] int64, positions [T],
-        query_start_loc [S + 1], seq_lens [S] and block_tables [S, max blocks] int32. Raises ValueError naming what is
-        out of range; nothing is written then."""
+    def forward(self, batch: StepBatch, caches: PagedCaches) -> torch.Tensor:
+        """Computes the batch's tokens and writes their keys and values -> logits [R, V] float32, in the order of
+        logits_indices. Raises ValueError naming what is out of range; nothing is written then."""
+        logits = torch.empty((batch.logits_indices.numel(), self.vocab_size))
+        self._run(batch, caches, logits.data_ptr(), False, NO_SAMPLING)
+        return logits
+
+    def sample(self, batch: StepBatch, caches: PagedCaches, sampling: Sampling) -> None:
+        """Like `forward`, but instead of giving the logits of R rows it fills the results of `sampling`."""
+        rows = batch.logits_indices.numel()
+        if (sampling.rows, sampling.width) != (rows, self.vocab_size):
+            raise ValueError(
+                f"decoder_step: sampling must be of {rows} rows and {self.vocab_size} tokens, got {sampling.rows} and "
+                f"{sampling.width}"
+            )
+        self._run(batch, caches, 0, True, sampling.description)
+
+    def _run(
+        self, batch: StepBatch, caches: PagedCaches, logits: int, samples: bool, sampling: tuple[int, ...]
+    ) -> None:
         op = "decoder_step"
-        tokens, num_seqs, rows = token_ids.numel(), seq_lens.numel(), logits_indices.numel()
-        check_indices(op, "token_ids", token_ids, tokens, torch.int64)
-        check_indices(op, "positions", positions, tokens, torch.int32)
-        check_indices(op, "slot_mapping", slot_mapping, tokens, torch.int64)
-        check_indices(op, "query_start_loc", query_start_loc, num_seqs + 1, torch.int32)
-        check_indices(op, "seq_lens", seq_lens, num_seqs, torch.int32)
-        table_stride, table_width = check_table(op, block_tables, num_seqs)
-        check_indices(op, "logits_indices", logits_indices, rows, torch.int64)
+        tokens, num_seqs, rows = batch.token_ids.numel(), batch.seq_lens.numel(), batch.logits_indices.numel()
+        check_indices(op, "token_ids", batch.token_ids, tokens, torch.int64)
+        check_indices(op, "positions", batch.positions, tokens, torch.int32)
+        check_indices(op, "slot_mapping", batch.slot_mapping, tokens, torch.int64)
+        check_indices(op, "query_start_loc", batch.query_start_loc, num_seqs + 1, torch.int32)
+        check_indices(op, "seq_lens", batch.seq_lens, num_seqs, torch.int32)
+        table_stride, table_width = check_table(op, batch.block_tables, num_seqs)
+        check_indices(op, "logits_indices", batch.logits_indices, rows, torch.int64)
         self._check_caches(caches)
-        logits = torch.empty((rows, self.vocab_size))
         status = self._library.decoder_step(
             ctypes.addressof(self._decoder),
             *caches.description,
-            token_ids.data_ptr(),
-            positions.data_ptr(),
-            slot_mapping.data_ptr(),
-            query_start_loc.data_ptr(),
-            seq_lens.data_ptr(),
-            block_tables.data_ptr(),
+            batch.token_ids.data_ptr(),
+            batch.positions.data_ptr(),
+            batch.slot_mapping.data_ptr(),
+            batch.query_start_loc.data_ptr(),
+            batch.seq_lens.data_ptr(),
+            batch.block_tables.data_ptr(),
             table_stride,
             table_width,
             num_seqs,
             tokens,
-            logits_indices.data_ptr(),
+            batch.logits_indices.data_ptr(),
             rows,
-            logits.data_ptr(),
+            logits,
             self._num_threads,
+            samples,
+            *sampling,
         )
         if status:
             self._explain(status, caches, tokens, table_width)
-        return logits
 
     def _check_caches(self, caches: PagedCaches) -> None:
         parts = self._parts
@@ -149,32 +202,6 @@ class NativeDecoder:
 
 
 _NO_MEMORY = 7
-
-
-class PagedCaches:
-    """The paged KV cache of every layer, checked and described to the native library once.
-
-    keys, values: one tensor [N, G, B, D] per layer, all alike, contiguous, in float32 or bfloat16.
-    """
-
-    def __init__(self, keys: Sequence[torch.Tensor], values: Sequence[torch.Tensor]) -> None:
-        if len(keys) != len(values) or not keys:
-            raise ValueError(f"caches: as many keys as values are needed, got {len(keys)} and {len(values)}")
-        first = keys[0]
-        for key_cache, value_cache in zip(keys, values, strict=True):
-            if check_cache("caches", key_cache, value_cache) != first.shape or key_cache.dtype is not first.dtype:
-                raise ValueError(f"caches: layers must be alike, got {list(key_cache.shape)} in {key_cache.dtype}")
-        num_blocks, kv_heads, block_size, head_dim = first.shape
-        self.shape = (len(keys), kv_heads, head_dim, num_blocks, block_size)
-        self._tensors = (*keys, *values)  # the library holds their addresses
-        addresses = [(k.data_ptr(), v.data_ptr()) for k, v in zip(keys, values, strict=True)]
-        self._layers = _buffer("2q", addresses)
-        self.description = (
-            ctypes.addressof(self._layers),
-            int(first.dtype is torch.bfloat16),
-            num_blocks,
-            block_size,
-        )
 
 
 def _buffer(fields: str, rows: Sequence[tuple[int | float, ...]]) -> ctypes.Array[ctypes.c_char]:
@@ -261,4 +288,6 @@ def _check_parts(parts: DecoderParts) -> None:
 
 def _check(name: str, x: torch.Tensor, shape: tuple[int, ...], dtype: torch.dtype = torch.float32) -> None:
     if x.shape != shape or x.dtype is not dtype or not x.is_contiguous():
-        raise ValueError(f"decoder: {name} must be {list(shape)} in {dtype}, contiguous, got {list(x.shape)} in {x.dtype}")
+        raise ValueError(
+            f"decoder: {name} must be {list(shape)} in {dtype}, contiguous, got {list(x.shape)} in {x.dtype}"
+        )

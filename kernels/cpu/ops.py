@@ -13,6 +13,7 @@ import torch
 
 from kernels.cpu.library import NativeLibrary
 from kernels.cpu.packed_linear import STORAGE_DTYPES, PackedLinear
+from kernels.cpu.sampling import Sampling
 
 _FLOAT32, _BFLOAT16, _INT32, _INT64 = torch.float32, torch.bfloat16, torch.int32, torch.int64
 HEAD_DIM_MULTIPLE = 16  # lanes of a vector: attention has no tail path
@@ -293,3 +294,22 @@ class CpuOps:
         out = torch.empty((rows, size))
         self._library.silu_and_mul(gate_up.data_ptr(), row_stride, out.data_ptr(), size, rows, size, self._num_threads)
         return out
+
+    def sample(self, logits: torch.Tensor, sampling: Sampling) -> None:
+        """Fills the results of `sampling`, made for logits [R, V] in float32 with contiguous rows."""
+        if (
+            logits.shape != (sampling.rows, sampling.width)
+            or logits.dtype is not _FLOAT32
+            or (logits.stride(1) != 1 and sampling.width > 1)
+        ):
+            _reject("sample", "logits", f"[{sampling.rows}, {sampling.width}] in float32 with contiguous rows", logits)
+        status = self._library.sample(
+            logits.data_ptr(),
+            logits.stride(0),
+            sampling.rows,
+            sampling.width,
+            self._num_threads,
+            *sampling.description,
+        )
+        if status:
+            raise MemoryError("sample: no memory for a row's candidates")

@@ -186,6 +186,30 @@ inline NativeFloat native_exp(NativeFloat x) {
     return p * bit_cast<NativeFloat>(power);
 }
 
+// log(x) to about 1 ulp for normal x > 0, by the polynomial of the Cephes library over [sqrt(1/2), sqrt(2)).
+inline NativeFloat native_log(NativeFloat x) {
+    const NativeBits bits = bit_cast<NativeBits>(x);
+    NativeFloat m = bit_cast<NativeFloat>((bits & 0x7fffffu) | 0x3f000000u);  // in [1/2, 1)
+    NativeFloat e = __builtin_convertvector(bit_cast<NativeInt>(bits >> 23) - 126, NativeFloat);
+    const auto small = m < native_broadcast(0.707106781186547524f);
+    e = small ? e - 1.0f : e;
+    m = (small ? m + m : m) - 1.0f;
+    const NativeFloat square = m * m;
+    NativeFloat p = native_broadcast(7.0376836292e-2f);
+    p = native_fma(p, m, native_broadcast(-1.1514610310e-1f));
+    p = native_fma(p, m, native_broadcast(1.1676998740e-1f));
+    p = native_fma(p, m, native_broadcast(-1.2420140846e-1f));
+    p = native_fma(p, m, native_broadcast(1.4249322787e-1f));
+    p = native_fma(p, m, native_broadcast(-1.6668057665e-1f));
+    p = native_fma(p, m, native_broadcast(2.0000714765e-1f));
+    p = native_fma(p, m, native_broadcast(-2.4999993993e-1f));
+    p = native_fma(p, m, native_broadcast(3.3333331174e-1f));
+    p = p * m * square;
+    p = native_fma(e, native_broadcast(-2.12194440e-4f), p);
+    p = native_fma(square, native_broadcast(-0.5f), p);
+    return native_fma(e, native_broadcast(0.693359375f), m + p);
+}
+
 // tanh(x) to about 2 ulp; NaN stays NaN. Near zero the Cephes library's polynomial, where 1 - 2 / (exp(2 |x|) + 1) would
 // lose digits to cancellation.
 inline NativeFloat native_tanh(NativeFloat x) {

@@ -9,8 +9,10 @@ import torch
 from kernels.cpu.native_decoder import DecoderParts, LayerParts, NativeDecoder, PagedCaches
 from kernels.cpu.ops import CpuOps
 from kernels.cpu.packed_linear import PackedLinear
+from worker.backend import native_sampler
 from worker.input_batch import InputBatch
 from worker.kv_cache import KVCache
+from worker.sampler import Sampled, SamplingColumns
 
 if TYPE_CHECKING:
     from worker.backend.protocol import Linear
@@ -18,7 +20,7 @@ if TYPE_CHECKING:
 
 
 class NativeModel:
-    """Satisfies worker.models.model.Model. It keeps the decoder's tensors, not the decoder."""
+    """Satisfies worker.models.model.SamplingModel. It keeps the decoder's tensors, not the decoder."""
 
     def __init__(self, ops: CpuOps, decoder: Decoder) -> None:
         """The decoder was built over `ops`."""
@@ -27,16 +29,13 @@ class NativeModel:
 
     def forward(self, batch: InputBatch, kv_cache: KVCache) -> torch.Tensor:
         """See worker.models.model.Model."""
-        return self._native.forward(
-            batch.token_ids,
-            batch.positions,
-            batch.slot_mapping,
-            batch.query_start_loc,
-            batch.seq_lens,
-            batch.block_tables,
-            batch.logits_indices,
-            self._caches(kv_cache),
-        )
+        return self._native.forward(batch, self._caches(kv_cache))
+
+    def sample(self, batch: InputBatch, kv_cache: KVCache, columns: SamplingColumns) -> Sampled:
+        """See worker.models.model.SamplingModel."""
+        sampling = native_sampler.describe(columns, self._native.vocab_size)
+        self._native.sample(batch, self._caches(kv_cache), sampling)
+        return native_sampler.outcome(sampling, columns)
 
     def _caches(self, kv_cache: KVCache) -> PagedCaches:
         if self._bound is None or self._bound[0] is not kv_cache:
