@@ -16,8 +16,8 @@ struct AttentionArguments {
     const float* q;         // [tokens, query_heads, D], D and the heads dense
     std::int64_t q_stride;  // elements from one token to the next
     std::int64_t tokens, query_heads;
-    const void* key_cache;  // [num_blocks, kv_heads, block_size, D]
-    const void* value_cache;
+    const void* key_cache;    // [num_blocks, kv_heads, D, block_size] in words, see attention_split.h
+    const void* value_cache;  // [num_blocks, kv_heads, block_size, D]
     std::int64_t bfloat16, num_blocks, kv_heads, block_size, head_dim;
     const std::int32_t* query_start_loc;     // [num_seqs + 1]
     const std::int32_t* seq_lens;            // [num_seqs]

@@ -37,7 +37,8 @@ def _check_heads(op: str, field: str, x: torch.Tensor, tokens: int, head_dim: in
 
 
 def check_cache(op: str, key_cache: torch.Tensor, value_cache: torch.Tensor) -> torch.Size:
-    """Both caches [N, G, B, D] alike. Returns that shape."""
+    """Both caches [N, G, B, D] alike. Returns that shape. Within a block and head, keys lie transposed, [words of D, B]
+    with 32-bit words (see attention_split.h); only the native ops read them."""
     shape, dtype = key_cache.shape, key_cache.dtype
     if dtype not in STORAGE_DTYPES or len(shape) != 4 or not key_cache.is_contiguous():
         _reject(op, "key_cache", "[N, G, B, D] contiguous, in float32 or bfloat16", key_cache)

@@ -29,6 +29,8 @@ int group(const AttentionArguments& a) { return static_cast<int>(a.query_heads /
 
 int queries_per_block(const AttentionArguments& a) { return group(a) >= kRowBudget ? 1 : kRowBudget / group(a); }
 
+std::int64_t max_rows(const AttentionArguments& a) { return std::int64_t{queries_per_block(a)} * group(a); }
+
 std::int64_t num_queries(const AttentionArguments& a, std::int64_t sequence) {
     return a.query_start_loc[sequence + 1] - a.query_start_loc[sequence];
 }
@@ -92,7 +94,7 @@ public:
         if (!workspace(space)) return kAttentionMemory;
         const QueryBlock block = describe(a, task, space.q);
         pack_queries(task, block, space.q);
-        SplitAttention<T> attention(cache, static_cast<float>(a.soft_cap), space.split);
+        SplitAttention<T> attention(cache, static_cast<float>(a.soft_cap), max_rows(a), space.split);
         if (task.split >= 0) {
             const Partial partial = Partial::at(task.partial, block.rows);
             return attention.attend(block, task.split, partial) ? kAttentionOk : kAttentionBlock;
@@ -143,7 +145,7 @@ private:
 
     bool workspace(Workspace& space) const {
         thread_local Scratch scratch;
-        const std::int64_t rows = std::int64_t{queries_per_block(a)} * group(a), head_dim = cache.head_dim;
+        const std::int64_t rows = max_rows(a), head_dim = cache.head_dim;
         const std::int64_t floats =
             Workspace::floats(rows, head_dim) + SplitAttention<T>::scratch_floats(rows, head_dim);
         float* memory = static_cast<float*>(scratch.reserve(static_cast<std::size_t>(floats) * sizeof(float)));

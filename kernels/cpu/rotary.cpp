@@ -21,16 +21,30 @@ inline void rotate(float* head, const float* cos_sin, std::int64_t half) {
     }
 }
 
-inline void write(const float* from, float* to, std::int64_t count) {
+// Rounds to nearest, ties to even; NaN stays NaN.
+inline BFloat16 round_to_bfloat16(float x) {
+    const std::uint32_t bits = bit_cast<std::uint32_t>(x);
+    const std::uint32_t rounded = (bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16;
+    return {static_cast<std::uint16_t>((bits & 0x7fffffffu) > 0x7f800000u ? 0x7fc0u : rounded)};
+}
+
+inline void write_value(const float* from, float* to, std::int64_t count) {
     std::memcpy(to, from, static_cast<std::size_t>(count) * sizeof(float));
 }
 
-// Rounds to nearest, ties to even; NaN stays NaN.
-inline void write(const float* from, BFloat16* to, std::int64_t count) {
-    for (std::int64_t i = 0; i < count; ++i) {
-        const std::uint32_t bits = bit_cast<std::uint32_t>(from[i]);
-        const std::uint32_t rounded = (bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16;
-        to[i].bits = static_cast<std::uint16_t>((bits & 0x7fffffffu) > 0x7f800000u ? 0x7fc0u : rounded);
+inline void write_value(const float* from, BFloat16* to, std::int64_t count) {
+    for (std::int64_t i = 0; i < count; ++i) to[i] = round_to_bfloat16(from[i]);
+}
+
+// A key's words lie block_size words apart, see attention_split.h.
+inline void write_key(const float* from, float* to, std::int64_t block_size, std::int64_t count) {
+    for (std::int64_t i = 0; i < count; ++i) to[i * block_size] = from[i];
+}
+
+inline void write_key(const float* from, BFloat16* to, std::int64_t block_size, std::int64_t count) {
+    for (std::int64_t i = 0; i < count; i += 2) {
+        const BFloat16 pair[2] = {round_to_bfloat16(from[i]), round_to_bfloat16(from[i + 1])};
+        std::memcpy(to + i * block_size, pair, sizeof(pair));
     }
 }
 
@@ -43,9 +57,11 @@ void rope_and_cache_token(const RopeAndCacheArguments& a, std::int64_t t) {
     for (std::int64_t g = 0; g < a.kv_heads; ++g) {
         float* key = a.k + t * a.k_stride + g * head_dim;
         rotate(key, angles, half);
-        const std::int64_t slot = ((block * a.kv_heads + g) * a.block_size + offset) * head_dim;
-        write(key, static_cast<T*>(a.key_cache) + slot, head_dim);
-        write(a.v + t * a.v_stride + g * head_dim, static_cast<T*>(a.value_cache) + slot, head_dim);
+        const std::int64_t first = (block * a.kv_heads + g) * a.block_size * head_dim;
+        constexpr std::int64_t kPerWord = sizeof(float) / sizeof(T);
+        write_key(key, static_cast<T*>(a.key_cache) + first + offset * kPerWord, a.block_size, head_dim);
+        write_value(a.v + t * a.v_stride + g * head_dim, static_cast<T*>(a.value_cache) + first + offset * head_dim,
+                    head_dim);
     }
 }
 

@@ -19,8 +19,8 @@ struct RopeAndCacheArguments {
     std::int64_t max_positions;
     const std::int32_t* positions;     // [tokens]
     const std::int64_t* slot_mapping;  // [tokens]
-    void* key_cache;                   // [num_blocks, kv_heads, block_size, D]
-    void* value_cache;
+    void* key_cache;                   // [num_blocks, kv_heads, D, block_size] in words, see attention_split.h
+    void* value_cache;                 // [num_blocks, kv_heads, block_size, D]
     std::int64_t bfloat16, num_blocks, block_size, head_dim, tokens, num_threads;
 };
 

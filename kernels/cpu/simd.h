@@ -23,9 +23,13 @@
 
 namespace octavo::OCTAVO_ISA {
 
+#if defined(__AVX2__) && defined(__FMA__)
+#define OCTAVO_AVX2
+#endif
+
 #if defined(__AVX512F__)
 constexpr int kNativeLanes = 16;
-#elif defined(__AVX2__) && defined(__FMA__)
+#elif defined(OCTAVO_AVX2)
 constexpr int kNativeLanes = 8;
 #else
 constexpr int kNativeLanes = 4;
@@ -62,12 +66,21 @@ inline __attribute__((always_inline)) Vec each_part(F f) {
     return result;
 }
 
-inline NativeFloat native_broadcast(float x) { return NativeFloat{} + x; }
+// Not a sum with zero: that would be an addition, for the sake of -0, where a load can broadcast by itself.
+inline NativeFloat native_broadcast(float x) {
+#if defined(__AVX512F__)
+    return _mm512_set1_ps(x);
+#elif defined(OCTAVO_AVX2)
+    return _mm256_set1_ps(x);
+#else
+    return NativeFloat{x, x, x, x};
+#endif
+}
 
 inline NativeFloat native_fma(NativeFloat a, NativeFloat b, NativeFloat c) {
 #if defined(__AVX512F__)
     return _mm512_fmadd_ps(a, b, c);
-#elif defined(__AVX2__) && defined(__FMA__)
+#elif defined(OCTAVO_AVX2)
     return _mm256_fmadd_ps(a, b, c);
 #elif defined(__FP_FAST_FMAF)
     NativeFloat result;
@@ -97,7 +110,15 @@ inline Vec load(const BFloat16* p) {
     return each_part([&](int i) __attribute__((always_inline)) {
         NativeHalf half;
         std::memcpy(&half, p + i * kNativeLanes, sizeof(half));
-        return bit_cast<NativeFloat>(__builtin_convertvector(half, NativeBits) << 16);
+#if defined(__AVX512F__)
+        const NativeBits wide = bit_cast<NativeBits>(_mm512_cvtepu16_epi32(bit_cast<__m256i>(half)));
+#elif defined(OCTAVO_AVX2)
+        // What the compiler makes of the general form takes the halves of the register apart and together again.
+        const NativeBits wide = bit_cast<NativeBits>(_mm256_cvtepu16_epi32(bit_cast<__m128i>(half)));
+#else
+        const NativeBits wide = __builtin_convertvector(half, NativeBits);
+#endif
+        return bit_cast<NativeFloat>(wide << 16);
     });
 }
 

@@ -59,7 +59,8 @@ class Backend(Protocol):
         cos_sin [max positions, D] (cosines of D/2 angles, then sines, float32) at positions [T] (int32), then writes k
         and v [T, G, D] to slot slot_mapping [T] (int64, block * B + offset) of key_cache and value_cache [N, G, B, D].
         q, k and v may be strided views of one fused projection: only the last dimension must be contiguous, and the
-        head dimension dense (stride D)."""
+        head dimension dense (stride D). A backend may order the numbers within a block as it likes: only its own
+        attention reads them, and blocks are copied whole."""
         ...
 
     def attention(
