@@ -37,11 +37,15 @@ def build_input_batch(table: SequenceTable, plan: StepPlan, block_size: int, dev
     seq_lens = starts + num_tokens
     query_start_loc = np.zeros(rows.size + 1, np.int32)
     np.cumsum(num_tokens, dtype=np.int32, out=query_start_loc[1:])
-    row_of_token = np.repeat(rows, num_tokens)  # [T]
-    # A token's position is its row's first position plus its place within the row.
-    positions = np.arange(row_of_token.size, dtype=np.int32) + np.repeat(starts - query_start_loc[:-1], num_tokens)
-    blocks = table.block_tables[row_of_token, positions // block_size]
-    slot_mapping = blocks.astype(np.int64) * block_size + positions % block_size
+    if query_start_loc[-1] == rows.size:  # a token a row: nothing to spread
+        row_of_token, positions = rows, starts
+    else:
+        row_of_token = np.repeat(rows, num_tokens)  # [T]
+        # A token's position is its row's first position plus its place within the row.
+        positions = np.arange(row_of_token.size, dtype=np.int32) + np.repeat(starts - query_start_loc[:-1], num_tokens)
+    indices = positions // block_size
+    # block * size + offset, the offset being position - index * size
+    slot_mapping = (table.block_tables[row_of_token, indices] - indices) * np.int64(block_size) + positions
     max_blocks = -(-int(seq_lens.max()) // block_size)
     logits_indices = query_start_loc[1:][plan.max_samples > 0].astype(np.int64) - 1
     columns = {

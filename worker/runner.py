@@ -7,10 +7,10 @@ import time
 import numpy as np
 import torch
 
-from worker.input_batch import build_input_batch
+from worker.input_batch import InputBatch, build_input_batch
 from worker.kv_cache import KVCache
-from worker.models.decoder import Decoder
-from worker.sampler import Sampled, sample
+from worker.models.model import Model, SamplingModel
+from worker.sampler import Sampled, SamplingColumns, sample
 from worker.sequence_table import SequenceTable, sampling_rows
 from worker.step import RowFlag, StepPlan, StepResult, no_ints
 
@@ -18,10 +18,11 @@ from worker.step import RowFlag, StepPlan, StepResult, no_ints
 class Runner:
     """A loaded model and its KV cache. It knows no rows: they belong to the stream whose plan it executes."""
 
-    def __init__(self, model: Decoder, kv_cache: KVCache, device: torch.device) -> None:
+    def __init__(self, model: Model, kv_cache: KVCache, device: torch.device) -> None:
         self._model = model
         self._kv_cache = kv_cache
         self._device = device
+        self._sample = model.sample if isinstance(model, SamplingModel) else self._forward_and_sample
 
     def execute(self, table: SequenceTable, plan: StepPlan) -> StepResult:
         """Computes the plan's tokens and samples. Raises PlanError where the plan does not fit the table's rows; after
@@ -30,10 +31,12 @@ class Runner:
         table.apply(plan)
         copy_ns = self._copy_blocks(plan)
         batch = build_input_batch(table, plan, self._kv_cache.spec.block_size, self._device)
-        logits = self._model.forward(batch, self._kv_cache)  # [R, V]
-        sampled = sample(logits, table.sampling(sampling_rows(plan)))
+        sampled = self._sample(batch, self._kv_cache, table.sampling(sampling_rows(plan)))
         table.commit(plan, sampled.tokens)
         return _result(plan, sampled, time.perf_counter_ns() - start, copy_ns)
+
+    def _forward_and_sample(self, batch: InputBatch, kv_cache: KVCache, columns: SamplingColumns) -> Sampled:
+        return sample(self._model.forward(batch, kv_cache), columns)
 
     def _copy_blocks(self, plan: StepPlan) -> int:
         """Performs the plan's phases of block copies, one after the other. -> nanoseconds, 0 if there are none."""

@@ -65,8 +65,9 @@ class SequenceTable:
         """
         self.num_computed[plan.rows] += plan.num_tokens
         rows = sampling_rows(plan)
-        self.token_ids[rows, self.num_tokens[rows]] = tokens
-        self.num_tokens[rows] += 1
+        places = self.num_tokens[rows]
+        self.token_ids[rows, places] = tokens
+        self.num_tokens[rows] = places + 1
         self._sampling.output_index[rows] += 1
 
     def sampling(self, rows: IntColumn) -> SamplingColumns:
@@ -109,7 +110,7 @@ class SequenceTable:
     def _edit(self, rows: IntColumn, indices: IntColumn, blocks: IntColumn) -> None:
         self._require_in_use("table_edits.rows", rows)
         places = rows.astype(np.int64) * self.block_tables.shape[1] + indices
-        if np.unique(places).size != places.size:
+        if len(set(places.tolist())) != places.size:
             raise PlanError("table_edits", places.size, "entries must be distinct pairs of row and index")
         # Appended entries are the ones past the row's end. Being distinct, they leave no gap exactly if all of them
         # lie below the new end.
@@ -122,18 +123,23 @@ class SequenceTable:
         self.block_tables[rows, indices] = blocks
 
     def _check_scheduled(self, plan: StepPlan) -> None:
-        rows = plan.rows
-        self._require_in_use("scheduled.rows", rows)
+        rows, samples = plan.rows, plan.max_samples > 0
         known, ends = self.num_tokens[rows], self.num_computed[rows] + plan.num_tokens
-        _require(ends <= known, "scheduled.num_tokens", plan.num_tokens, rows, "more than the tokens not computed yet")
         room = self.num_blocks[rows] * self._limits.block_size
+        may_sample = (ends == known) & (known < self._limits.max_model_len)
+        # One look at all of it; the rule that a bad plan breaks is searched for afterwards. A row that is not in use
+        # knows no tokens, so its end lies past what is known.
+        if ((ends <= np.minimum(known, room)) & (may_sample | ~samples)).all():
+            return
+        self._require_in_use("scheduled.rows", rows)
+        _require(ends <= known, "scheduled.num_tokens", plan.num_tokens, rows, "more than the tokens not computed yet")
         _require(
             ends <= room, "scheduled.num_tokens", plan.num_tokens, rows, "more than the row's blocks have room for"
         )
-        samples = plan.max_samples > 0
         _require(~samples | (ends == known), "scheduled.max_samples", plan.max_samples, rows, "known tokens come after")
-        full = known >= self._limits.max_model_len
-        _require(~samples | ~full, "scheduled.max_samples", plan.max_samples, rows, "the row has max_model_len tokens")
+        _require(
+            may_sample | ~samples, "scheduled.max_samples", plan.max_samples, rows, "the row has max_model_len tokens"
+        )
 
     def _require_in_use(self, column: str, rows: IntColumn) -> None:
         in_use = self.num_tokens[rows] > 0

@@ -6,8 +6,9 @@ duplicates, and what this version does not accept. What depends on the rows is c
 
 from __future__ import annotations
 
+import itertools
 import math
-from collections.abc import Sequence
+from collections.abc import Sequence, Sized
 
 import numpy as np
 
@@ -45,21 +46,15 @@ def read_open(message: pb.Open) -> Open:
 
 def read_plan(message: pb.StepPlan, limits: Limits) -> StepPlan:
     """A plan whose columns are within the stream's limits. Raises PlanError, naming column, value and limit."""
-    released = _column("released_rows", message.released_rows, limits.num_rows, "rows")
+    released = _numbers("released_rows", message.released_rows, limits.num_rows, "rows")
     _distinct("released_rows", released)
     admissions = tuple(_read_admission(admission, limits) for admission in message.admissions)
-    _distinct("admissions.row", np.array([admission.row for admission in admissions], np.int32))
-    edits = message.table_edits
-    _only_group_0("table_edits.groups", edits.groups, len(edits.rows))
-    edit_rows = _column("table_edits.rows", edits.rows, limits.num_rows, "rows")
-    edit_indices = _column("table_edits.indices", edits.indices, limits.max_blocks, "blocks per row")
-    edit_blocks = _column("table_edits.blocks", edits.blocks, limits.num_device_blocks, "device blocks")
-    _same_length("table_edits.indices", edit_indices, "table_edits.rows", edit_rows)
-    _same_length("table_edits.blocks", edit_blocks, "table_edits.rows", edit_rows)
+    _distinct("admissions.row", [admission.row for admission in admissions])
+    edit_rows, edit_indices, edit_blocks = _read_edits(message.table_edits, limits)
     rows, num_tokens, max_samples = _read_scheduled(message.scheduled, limits)
     return StepPlan(
         step_id=message.step_id,
-        released_rows=released,
+        released_rows=_array(released),
         swap_out=_read_copies("swap_out", message.swap_out, _DEVICE, _HOST, limits),
         swap_in=_read_copies("swap_in", message.swap_in, _HOST, _DEVICE, limits),
         copy_on_write=_read_copies("copy_on_write", message.copy_on_write, _DEVICE, _DEVICE, limits),
@@ -122,26 +117,39 @@ def write_capacity(capacity: Capacity) -> pb.GetCapacityResponse:
     )
 
 
+def _read_edits(message: pb.TableEdits, limits: Limits) -> tuple[IntColumn, IntColumn, IntColumn]:
+    """Columns rows, indices and blocks."""
+    if not message.rows and not message.indices and not message.blocks and not message.groups:
+        return no_ints(), no_ints(), no_ints()
+    _only_group_0("table_edits.groups", message.groups, len(message.rows))
+    rows = _column("table_edits.rows", message.rows, limits.num_rows, "rows")
+    indices = _column("table_edits.indices", message.indices, limits.max_blocks, "blocks per row")
+    blocks = _column("table_edits.blocks", message.blocks, limits.num_device_blocks, "device blocks")
+    _same_length("table_edits.indices", indices, "table_edits.rows", rows)
+    _same_length("table_edits.blocks", blocks, "table_edits.rows", rows)
+    return rows, indices, blocks
+
+
 def _read_scheduled(message: pb.Scheduled, limits: Limits) -> tuple[IntColumn, IntColumn, IntColumn]:
     """Columns rows, num_tokens and max_samples."""
     for name in ("num_forced", "forced_tokens", "num_drafts", "draft_tokens"):
         if getattr(message, name):
             raise PlanError(f"scheduled.{name}", f"{len(getattr(message, name))} entries", "it is not accepted yet")
-    rows = _column("scheduled.rows", message.rows, limits.num_rows, "rows")
-    if not rows.size:
+    rows = _numbers("scheduled.rows", message.rows, limits.num_rows, "rows")
+    if not rows:
         raise PlanError("scheduled.rows", "no row", "a plan must schedule at least one")
     _distinct("scheduled.rows", rows)
-    num_tokens = _column("scheduled.num_tokens", message.num_tokens, limits.max_model_len + 1, "max_model_len + 1")
-    max_samples = _column("scheduled.max_samples", message.max_samples, 2, "samples are 0 or 1")
+    num_tokens = _numbers("scheduled.num_tokens", message.num_tokens, limits.max_model_len + 1, "max_model_len + 1")
+    max_samples = _numbers("scheduled.max_samples", message.max_samples, 2, "samples are 0 or 1")
     _same_length("scheduled.num_tokens", num_tokens, "scheduled.rows", rows)
     _same_length("scheduled.max_samples", max_samples, "scheduled.rows", rows)
-    if not num_tokens.all():
+    if 0 in num_tokens:
         raise PlanError("scheduled.num_tokens", 0, "a scheduled row computes at least 1")
-    total = int(num_tokens.sum(dtype=np.int64))
+    total = sum(num_tokens)
     if total > limits.max_num_batched_tokens:
         limit = f"a plan has at most max_num_batched_tokens = {limits.max_num_batched_tokens} tokens"
         raise PlanError("scheduled.num_tokens", f"{total} in sum", limit)
-    return rows, num_tokens, max_samples
+    return _array(rows), _array(num_tokens), _array(max_samples)
 
 
 def _read_admission(message: pb.Admission, limits: Limits) -> Admission:
@@ -207,24 +215,31 @@ def _read_copies(phase: str, message: pb.BlockCopies, source: str, destination: 
         return NO_COPIES
     pools = {_DEVICE: limits.num_device_blocks, _HOST: limits.num_host_blocks}
     _only_group_0(f"{phase}.groups", message.groups, len(message.sources))
-    sources = _column(f"{phase}.sources", message.sources, pools[source], source)
-    destinations = _column(f"{phase}.destinations", message.destinations, pools[destination], destination)
+    sources = _numbers(f"{phase}.sources", message.sources, pools[source], source)
+    destinations = _numbers(f"{phase}.destinations", message.destinations, pools[destination], destination)
     _same_length(f"{phase}.destinations", destinations, f"{phase}.sources", sources)
     _distinct(f"{phase}.destinations", destinations)
-    if source == destination:
-        both = np.intersect1d(sources, destinations)
-        if both.size:
-            raise PlanError(f"{phase}.destinations", int(both[0]), "the block is a source of the same phase")
-    return BlockCopies(sources=sources, destinations=destinations)
+    if source == destination and not set(sources).isdisjoint(destinations):
+        both = min(set(sources).intersection(destinations))
+        raise PlanError(f"{phase}.destinations", both, "the block is a source of the same phase")
+    return BlockCopies(sources=_array(sources), destinations=_array(destinations))
 
 
 def _column(name: str, values: Sequence[int], limit: int, what: str) -> IntColumn:
     """The values as an array; each must be below the limit, `what` says of what."""
-    if not values:
-        return no_ints()
-    column = np.fromiter(values, np.int64, len(values))
-    _below(name, int(column.max()), limit, what)
-    return column.astype(np.int32)
+    return _array(_numbers(name, values, limit, what))
+
+
+def _numbers(name: str, values: Sequence[int], limit: int, what: str) -> list[int]:
+    """The values, checked. A column has some tens of them, for which lists and sets are faster than arrays."""
+    numbers = list(values)
+    if numbers:
+        _below(name, max(numbers), limit, what)
+    return numbers
+
+
+def _array(numbers: list[int]) -> IntColumn:
+    return np.fromiter(numbers, np.int32, len(numbers)) if numbers else no_ints()
 
 
 def _below(name: str, value: int, limit: int, what: str) -> None:
@@ -232,17 +247,16 @@ def _below(name: str, value: int, limit: int, what: str) -> None:
         raise PlanError(name, value, f"it must be below {limit} ({what})")
 
 
-def _same_length(name: str, column: IntColumn, other_name: str, other: IntColumn) -> None:
-    if column.size != other.size:
-        raise PlanError(name, f"{column.size} entries", f"{other_name} has {other.size}")
+def _same_length(name: str, column: Sized, other_name: str, other: Sized) -> None:
+    if len(column) != len(other):
+        raise PlanError(name, f"{len(column)} entries", f"{other_name} has {len(other)}")
 
 
-def _distinct(name: str, column: IntColumn) -> None:
-    if column.size > 1:
-        ordered = np.sort(column)
-        repeated = ordered[1:] == ordered[:-1]
-        if repeated.any():
-            raise PlanError(name, int(ordered[np.argmax(repeated)]), "it may be given once only")
+def _distinct(name: str, numbers: list[int]) -> None:
+    if len(set(numbers)) < len(numbers):
+        ordered = sorted(numbers)
+        repeated = next(first for first, second in itertools.pairwise(ordered) if first == second)
+        raise PlanError(name, repeated, "it may be given once only")
 
 
 def _only_group_0(name: str, groups: Sequence[int], length: int) -> None:

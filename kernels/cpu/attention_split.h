@@ -2,9 +2,13 @@
 //
 // A split is kSplit keys counted from position 0, so it is the same split whether a query arrives in a whole prompt, a
 // chunk or a decode step, and whatever a window has trimmed. Within a split: a score is one multiply-add chain over the
-// head dimension; the weights add up by key position modulo 16, then a fixed tree; an output element is one chain over
+// head dimension, then the soft cap; the weights add up by key position modulo 16, then a fixed tree; an output element is one chain over
 // the keys in order. Keys that a query does not see add exact zeros. Splits merge from the first to the last. Hence a
 // query's result depends on its position, the keys it sees and nothing else.
+//
+// The cache. Values lie as [num_blocks, kv_heads, block_size, D]. A block's keys lie transposed, as words of 32 bits: one
+// float, or two bfloat16 that are neighbours in the head, the lower in the low half. Word w of a key is in row w of
+// [D floats or D / 2 pairs, block_size], so that 16 keys are scored at a time without being rearranged.
 #pragma once
 
 #include "tile.h"
@@ -17,7 +21,7 @@ constexpr int kScoreStride = kSplit + kLanes;  // off the power of two that woul
 
 template <typename T>
 struct PagedCache {
-    const T* keys;  // [num_blocks, kv_heads, block_size, head_dim]
+    const T* keys;
     const T* values;
     std::int64_t num_blocks, kv_heads, block_size, head_dim;
 };
@@ -62,31 +66,32 @@ struct Partial {
     static Partial at(float* memory, std::int64_t rows) { return {memory, memory + rows, memory + 2 * rows}; }
 };
 
-typedef float Float4 __attribute__((vector_size(16)));
-typedef std::int32_t Int4 __attribute__((vector_size(16)));
+// Query blocks of up to so many rows read bfloat16 as it lies in the cache; for more it is widened once for all of them.
+constexpr int kFewRows = kNativeLanes == 16 ? 12 : 3;
 
-inline Float4 load4(const void* p) {
-    Float4 result;
-    std::memcpy(&result, p, sizeof(result));
-    return result;
-}
+// Elements d and d + 1 of 16 keys each, from a row of their words.
+struct KeyPair {
+    Vec first, second;
 
-// Row d of the transposed keys: floats, or bfloat16 in pairs of neighbours in d, the lower in the low half of a word.
-template <typename T>
+    explicit KeyPair(const float* words) {
+        const Vec pairs = load(words);
+        first = each_part([&](int i) __attribute__((always_inline)) {
+            return bit_cast<NativeFloat>(bit_cast<NativeBits>(pairs.part[i]) << 16);
+        });
+        second = each_part([&](int i) __attribute__((always_inline)) {
+            return bit_cast<NativeFloat>(bit_cast<NativeBits>(pairs.part[i]) & 0xffff0000u);
+        });
+    }
+};
+
+// Row d of the keys of a tile: 16 keys in each of two places.
 struct KeyColumns {
-    const float* tile;
+    const float* groups[2];
+    std::ptrdiff_t stride;
 
     void load(std::ptrdiff_t d, Vec (&columns)[2]) const {
-        if constexpr (sizeof(T) == sizeof(float)) {
-            RowColumns<float>{tile, kKeyTile}.load(d, columns);
-        } else {
-            RowColumns<float>{tile, kKeyTile}.load(d / 2, columns);
-            const int shift = d % 2 == 0 ? 16 : 0;
-            for (Vec& column : columns)
-                column = each_part([&](int i) __attribute__((always_inline)) {
-                    return bit_cast<NativeFloat>(bit_cast<NativeBits>(column.part[i]) << shift & 0xffff0000u);
-                });
-        }
+        columns[0] = OCTAVO_ISA::load(groups[0] + d * stride);
+        columns[1] = OCTAVO_ISA::load(groups[1] + d * stride);
     }
 };
 
@@ -95,24 +100,27 @@ class SplitAttention {
 public:
     // Floats of scratch for query blocks of up to `rows` rows.
     static std::int64_t scratch_floats(std::int64_t rows, std::int64_t head_dim) {
-        return head_dim * kKeyTile + rows * kScoreStride;
+        const std::int64_t wide_values = kPerWord == 1 || rows <= kFewRows ? 0 : kSplit * head_dim;
+        return 2 * head_dim * kKeyTile + rows * kScoreStride + wide_values;
     }
 
-    SplitAttention(const PagedCache<T>& cache, float* scratch)
-        : cache_(cache), key_tile_(scratch), scores_(scratch + cache.head_dim * kKeyTile) {}
+    SplitAttention(const PagedCache<T>& cache, float soft_cap, std::int64_t max_rows, float* scratch)
+        : cache_(cache),
+          soft_cap_(soft_cap),
+          key_tile_(scratch),
+          wide_keys_(key_tile_ + cache.head_dim * kKeyTile),
+          scores_(wide_keys_ + cache.head_dim * kKeyTile),
+          wide_values_(scores_ + max_rows * kScoreStride) {}
 
     // False if the block table names a block that does not exist; `out` is then undefined.
     bool attend(const QueryBlock& block, std::int64_t split, Partial out) {
         // Rows are in order of position: the first sees the earliest key, the last the latest.
         const KeyRange keys = {block.visible(0, split).begin, block.visible(block.rows - 1, split).end};
-        if (!find_keys(block, split, keys)) return false;
-        for (int tile = keys.begin / kKeyTile * kKeyTile; tile < keys.end; tile += kKeyTile) {
-            transpose_keys(tile, keys);
-            score(block, tile);
-        }
+        if (!find_segments(block, split, keys)) return false;
+        for (int tile = keys.begin / kKeyTile * kKeyTile; tile < keys.end; tile += kKeyTile)
+            score(block, tile, columns_of(tile, keys));
         for (int row = 0; row < block.rows; ++row) softmax(block.visible(row, split), keys, row, out);
-        weigh_values<2>(block.rows, 0, out);
-        if (cache_.head_dim % kKeyTile != 0) weigh_values<1>(block.rows, cache_.head_dim / kKeyTile * kKeyTile, out);
+        weigh_values(block.rows, keys, out);
         return true;
     }
 
@@ -120,12 +128,14 @@ private:
     static constexpr int kPerWord = sizeof(float) / sizeof(T);
 
     // A run of keys within one block.
+    template <typename V>
     struct Segment {
-        const T* values;
+        const float* keys;  // word 0 of the first
+        const V* values;
         int begin, count;
     };
 
-    bool find_keys(const QueryBlock& block, std::int64_t split, KeyRange keys) {
+    bool find_segments(const QueryBlock& block, std::int64_t split, KeyRange keys) {
         num_segments_ = 0;
         for (int key = keys.begin; key < keys.end;) {
             const std::int64_t position = split * kSplit + key, offset = position % cache_.block_size;
@@ -133,55 +143,105 @@ private:
             if (id < 0 || id >= cache_.num_blocks) return false;
             const std::int64_t left = cache_.block_size - offset;
             const int count = left < keys.end - key ? static_cast<int>(left) : keys.end - key;
-            const std::int64_t first =
-                ((id * cache_.kv_heads + block.kv_head) * cache_.block_size + offset) * cache_.head_dim;
-            segments_[num_segments_++] = {cache_.values + first, key, count};
-            for (int i = 0; i < count; ++i) keys_[key + i] = cache_.keys + first + i * cache_.head_dim;
+            const std::int64_t first = (id * cache_.kv_heads + block.kv_head) * cache_.block_size * cache_.head_dim;
+            segments_[num_segments_++] = {reinterpret_cast<const float*>(cache_.keys + first) + offset,
+                                          cache_.values + first + offset * cache_.head_dim, key, count};
             key += count;
         }
         return true;
     }
 
-    // key_tile_[d][j] = word d of key tile + j: one float, or two bfloat16, which halves the work. Past the ends a
-    // neighbour stands in: nobody looks at its score.
-    void transpose_keys(int tile, KeyRange keys) {
-        const auto clamped = [&](int key) {
-            return keys_[key < keys.begin ? keys.begin : key >= keys.end ? keys.end - 1 : key];
-        };
-        for (int j = 0; j < kKeyTile; j += 4) {
-            const T* rows[4] = {clamped(tile + j), clamped(tile + j + 1), clamped(tile + j + 2), clamped(tile + j + 3)};
-            for (std::int64_t d = 0; d < cache_.head_dim / kPerWord; d += 4) {
-                const Float4 a = load4(rows[0] + d * kPerWord), b = load4(rows[1] + d * kPerWord);
-                const Float4 c = load4(rows[2] + d * kPerWord), e = load4(rows[3] + d * kPerWord);
-                const Float4 ab_low = __builtin_shuffle(a, b, Int4{0, 4, 1, 5});
-                const Float4 ab_high = __builtin_shuffle(a, b, Int4{2, 6, 3, 7});
-                const Float4 ce_low = __builtin_shuffle(c, e, Int4{0, 4, 1, 5});
-                const Float4 ce_high = __builtin_shuffle(c, e, Int4{2, 6, 3, 7});
-                const Float4 columns[4] = {__builtin_shuffle(ab_low, ce_low, Int4{0, 1, 4, 5}),
-                                           __builtin_shuffle(ab_low, ce_low, Int4{2, 3, 6, 7}),
-                                           __builtin_shuffle(ab_high, ce_high, Int4{0, 1, 4, 5}),
-                                           __builtin_shuffle(ab_high, ce_high, Int4{2, 3, 6, 7})};
-#pragma GCC unroll 4
-                for (int i = 0; i < 4; ++i)
-                    std::memcpy(key_tile_ + (d + i) * kKeyTile + j, &columns[i], sizeof(Float4));
+    // Where keys [first, first + 16) of blocks that hold a multiple of 16 lie. For 16 that no query sees, a neighbour
+    // stands in: nobody looks at their scores.
+    const float* group_of(int first, KeyRange keys) const {
+        const int last = (keys.end - 1) / kLanes * kLanes, begin = keys.begin / kLanes * kLanes;
+        first = first < begin ? begin : first > last ? last : first;
+        int s = 0;
+        while (segments_[s].begin + segments_[s].count <= first) ++s;
+        return segments_[s].keys + (first - segments_[s].begin);
+    }
+
+    // The words of a tile's keys: in the cache, or, of blocks that vectors do not fit, copied together. What lies
+    // between those copied is as it was.
+    KeyColumns columns_of(int tile, KeyRange keys) {
+        if (cache_.block_size % kLanes == 0)
+            return {{group_of(tile, keys), group_of(tile + kLanes, keys)}, cache_.block_size};
+        for (int s = 0; s < num_segments_; ++s) {
+            const int begin = segments_[s].begin < tile ? tile : segments_[s].begin;
+            const int segment_end = segments_[s].begin + segments_[s].count;
+            const int end = segment_end < tile + kKeyTile ? segment_end : tile + kKeyTile;
+            for (std::int64_t word = 0; word < cache_.head_dim / kPerWord && begin < end; ++word)
+                std::memcpy(key_tile_ + word * kKeyTile + (begin - tile),
+                            segments_[s].keys + word * cache_.block_size + (begin - segments_[s].begin),
+                            static_cast<std::size_t>(end - begin) * sizeof(float));
+        }
+        return {{key_tile_, key_tile_ + kLanes}, kKeyTile};
+    }
+
+    void score(const QueryBlock& block, int first_key, const KeyColumns& keys) {
+        float* scores = scores_ + first_key;
+        if constexpr (kPerWord == 2) {
+            if (block.rows <= kFewRows) {
+                with_rows<kFewRows>(block.rows, [&](auto rows) { score_few<decltype(rows)::value>(block, keys, scores); });
+                return;
             }
+            score_many(block, widen(keys), scores);
+        } else {
+            score_many(block, keys, scores);
         }
     }
 
-    void score(const QueryBlock& block, int first_key) {
+    KeyColumns widen(const KeyColumns& keys) {
+        for (std::int64_t word = 0; word < cache_.head_dim / 2; ++word)
+            for (int g = 0; g < 2; ++g) {
+                const KeyPair pair(keys.groups[g] + word * keys.stride);
+                store(wide_keys_ + 2 * word * kKeyTile + g * kLanes, pair.first);
+                store(wide_keys_ + (2 * word + 1) * kKeyTile + g * kLanes, pair.second);
+            }
+        return {{wide_keys_, wide_keys_ + kLanes}, kKeyTile};
+    }
+
+    void score_many(const QueryBlock& block, const KeyColumns& keys, float* scores) const {
         const std::int64_t head_dim = cache_.head_dim;
         for_row_tiles<kTileRows<float>>(block.rows, [&](std::ptrdiff_t first, auto tile_rows) {
             constexpr int kRows = decltype(tile_rows)::value;
             Tile<kRows, 2> tile;
             tile.clear();
-            tile.accumulate(block.q + first * head_dim, head_dim, KeyColumns<T>{key_tile_}, head_dim);
+            tile.accumulate(block.q + first * head_dim, head_dim, keys, head_dim);
 #pragma GCC unroll 16
             for (int r = 0; r < kRows; ++r) {
-                float* to = scores_ + (first + r) * kScoreStride + first_key;
+                float* to = scores + (first + r) * kScoreStride;
                 store(to, tile.sum[r][0]);
                 store(to + kLanes, tile.sum[r][1]);
             }
         });
+    }
+
+    // As many groups of keys together as there are registers for.
+    template <int ROWS>
+    void score_few(const QueryBlock& block, const KeyColumns& keys, float* scores) const {
+        constexpr int kTogether = kNativeLanes == 16 || ROWS == 1 ? 2 : 1;
+        for (int group = 0; group < 2; group += kTogether) {
+            Tile<ROWS, kTogether> tile;
+            tile.clear();
+            for (std::int64_t word = 0; word < cache_.head_dim / 2; ++word) {
+#pragma GCC unroll 2
+                for (int g = 0; g < kTogether; ++g) {
+                    const KeyPair pair(keys.groups[group + g] + word * keys.stride);
+#pragma GCC unroll 16
+                    for (int r = 0; r < ROWS; ++r) {
+                        const float* q = block.q + r * cache_.head_dim + 2 * word;
+                        tile.sum[r][g] = fma(broadcast(q[0]), pair.first, tile.sum[r][g]);
+                        tile.sum[r][g] = fma(broadcast(q[1]), pair.second, tile.sum[r][g]);
+                    }
+                }
+            }
+#pragma GCC unroll 16
+            for (int r = 0; r < ROWS; ++r)
+#pragma GCC unroll 2
+                for (int g = 0; g < kTogether; ++g)
+                    store(scores + r * kScoreStride + (group + g) * kLanes, tile.sum[r][g]);
+        }
     }
 
     // Turns a row of scores into weights: exp(score - max) where visible, zero elsewhere.
@@ -189,6 +249,7 @@ private:
         float* scores = scores_ + row * kScoreStride;
         const int begin = keys.begin / kLanes * kLanes, end = (keys.end + kLanes - 1) / kLanes * kLanes;
         const float minus_infinity = -__builtin_inff();
+        if (soft_cap_ > 0) cap(scores, begin, end);
         for (int key = begin; key < visible.begin && key < end; ++key) scores[key] = minus_infinity;
         for (int key = visible.end < begin ? begin : visible.end; key < end; ++key) scores[key] = minus_infinity;
 
@@ -206,19 +267,44 @@ private:
         out.sum[row] = reduce_add(sum);
     }
 
-    // out[row][column...] = sum over keys of weight * value, from `column` on in steps of VECS vectors.
-    template <int VECS>
-    void weigh_values(int rows, std::int64_t column, Partial out) {
+    // cap * tanh(score / cap), which stays within (-cap, cap).
+    void cap(float* scores, int begin, int end) const {
+        const Vec limit = broadcast(soft_cap_);
+        for (int key = begin; key < end; key += kLanes)
+            store(scores + key, limit * tanh(load(scores + key) / limit));
+    }
+
+    // out[row] = sum over keys of weight * value.
+    void weigh_values(int rows, KeyRange keys, Partial out) {
+        if constexpr (kPerWord == 2) {
+            if (rows <= kFewRows) {
+                weigh_columns<kFewRows, kNativeLanes == 16 ? 2 : 1>(segments_, num_segments_, rows, out);
+                return;
+            }
+            for (int s = 0; s < num_segments_; ++s)
+                for (std::int64_t i = 0; i < segments_[s].count * cache_.head_dim; i += kLanes)
+                    store(wide_values_ + segments_[s].begin * cache_.head_dim + i, load(segments_[s].values + i));
+            const Segment<float> all = {nullptr, wide_values_ + keys.begin * cache_.head_dim, keys.begin,
+                                        keys.end - keys.begin};
+            weigh_columns<kTileRows<float>, 2>(&all, 1, rows, out);
+        } else {
+            weigh_columns<kTileRows<float>, 2>(segments_, num_segments_, rows, out);
+        }
+    }
+
+    // In tiles of up to MAX_ROWS rows and VECS vectors of columns, then of one vector.
+    template <int MAX_ROWS, int VECS, typename V>
+    void weigh_columns(const Segment<V>* segments, int count, int rows, Partial out, std::int64_t column = 0) const {
         const std::int64_t head_dim = cache_.head_dim;
         for (; column + VECS * kLanes <= head_dim; column += VECS * kLanes) {
-            for_row_tiles<kTileRows<T>>(rows, [&](std::ptrdiff_t first, auto tile_rows) {
+            for_row_tiles<MAX_ROWS>(rows, [&](std::ptrdiff_t first, auto tile_rows) {
                 constexpr int kRows = decltype(tile_rows)::value;
                 Tile<kRows, VECS> tile;
                 tile.clear();
-                for (int s = 0; s < num_segments_; ++s) {
-                    const Segment& segment = segments_[s];
+                for (int s = 0; s < count; ++s) {
+                    const Segment<V>& segment = segments[s];
                     tile.accumulate(scores_ + first * kScoreStride + segment.begin, kScoreStride,
-                                    RowColumns<T>{segment.values + column, head_dim}, segment.count);
+                                    RowColumns<V>{segment.values + column, head_dim}, segment.count);
                 }
 #pragma GCC unroll 16
                 for (int r = 0; r < kRows; ++r)
@@ -227,13 +313,16 @@ private:
                         store(out.out + (first + r) * head_dim + column + c * kLanes, tile.sum[r][c]);
             });
         }
+        if constexpr (VECS > 1) weigh_columns<MAX_ROWS, 1>(segments, count, rows, out, column);
     }
 
     PagedCache<T> cache_;
-    float* key_tile_;  // [D / kPerWord, kKeyTile] words
-    float* scores_;    // [rows, kScoreStride]
-    const T* keys_[kSplit];
-    Segment segments_[kSplit];
+    float soft_cap_;   // 0: none
+    float* key_tile_;     // [D / kPerWord, kKeyTile] words, of blocks that vectors do not fit
+    float* wide_keys_;    // [D, kKeyTile]
+    float* scores_;       // [rows, kScoreStride]
+    float* wide_values_;  // [kSplit, D]
+    Segment<T> segments_[kSplit];
     int num_segments_ = 0;
 };
 

@@ -23,7 +23,7 @@ from pathlib import Path
 DIRECTORY = Path(__file__).resolve().parent
 LIBRARY = DIRECTORY / "liboctavo_cpu.so"
 COMPILER = "g++"
-OPS = ("linear", "paged_attention", "rms_norm", "rotary", "silu_and_mul")
+OPS = ("decoder_step", "linear", "paged_attention", "rms_norm", "rotary", "sample", "silu_and_mul")
 
 # -ffp-contract=off: the sources say where a multiply-add is fused, the compiler never decides (exact mode rests on it).
 # -fopenmp links the libgomp that torch loads too; never -ffast-math, which would set flush-to-zero for the process.

@@ -43,18 +43,20 @@ public:
         });
     }
 
-    // False if there is no memory for the rounded activations.
-    bool run() const {
-        thread_local Scratch scratch;
-        auto* rounded = static_cast<Pair*>(scratch.reserve(static_cast<std::size_t>(a.rows * x_stride) * sizeof(Pair)));
-        if (rounded == nullptr) return false;
-        parallel_ranges(a.rows, a.rows * a.k <= kSerialElements ? 1 : a.num_threads,
-                        [&](std::int64_t begin, std::int64_t end) {
-                            for (std::int64_t row = begin; row < end; ++row) round_row(row, rounded + row * x_stride);
-                        });
-        parallel_ranges((a.n + kPanel - 1) / kPanel, a.n * a.k <= kSerialElements ? 1 : a.num_threads,
-                        [&](std::int64_t begin, std::int64_t end) { block(rounded, begin, end); });
-        return true;
+    std::size_t scratch_bytes() const { return static_cast<std::size_t>(a.rows * x_stride) * sizeof(Pair); }
+
+    void prepare(void* scratch, std::int64_t begin, std::int64_t end) const {
+        for (std::int64_t row = begin; row < end; ++row) round_row(row, static_cast<Pair*>(scratch) + row * x_stride);
+    }
+
+    // Rows [row, row_end) through panels [panel, panel_end): as many of them together as hide the latency of the sums.
+    void block(const void* scratch, std::int64_t row, std::int64_t row_end, std::int64_t panel,
+               std::int64_t panel_end) const {
+        const Pair* x = static_cast<const Pair*>(scratch);
+        if (row_end - row <= 2)
+            for (; panel + 4 <= panel_end; panel += 4) slices<4>(x, row, row_end, panel);
+        for (; panel + 2 <= panel_end; panel += 2) slices<2>(x, row, row_end, panel);
+        for (; panel < panel_end; ++panel) slices<1>(x, row, row_end, panel);
     }
 
 private:
@@ -115,25 +117,16 @@ private:
         for (int c = 0; c < VECS; ++c) {
             const std::int64_t column = panel * kPanel + c * kLanes;
 #pragma GCC unroll 16
-            for (int r = 0; r < ROWS; ++r) f(r, c, a.y + (row + r) * a.n + column, a.n - column);
+            for (int r = 0; r < ROWS; ++r) f(r, c, a.y + (row + r) * a.y_stride + column, a.n - column);
         }
     }
 
-    // All rows through panels [begin, end): as many of them together as hide the latency of the sums.
-    void block(const Pair* x, std::int64_t begin, std::int64_t end) const {
-        std::int64_t panel = begin;
-        if (a.rows <= 2)
-            for (; panel + 4 <= end; panel += 4) slices<4>(x, panel);
-        for (; panel + 2 <= end; panel += 2) slices<2>(x, panel);
-        for (; panel < end; ++panel) slices<1>(x, panel);
-    }
-
     template <int PANELS>
-    void slices(const Pair* x, std::int64_t panel) const {
+    void slices(const Pair* x, std::int64_t row, std::int64_t row_end, std::int64_t panel) const {
         for (std::int64_t begin = 0; begin < pairs; begin += kDepth) {
             const std::int64_t end = pairs - begin < kDepth ? pairs : begin + kDepth;
-            for_row_tiles<(PANELS == 4 ? 2 : kRows)>(a.rows, [&](std::ptrdiff_t row, auto tile_rows) {
-                this->template tile<decltype(tile_rows)::value, PANELS>(x, row, panel, begin, end);
+            for_row_tiles<(PANELS == 4 ? 2 : kRows)>(row_end - row, [&](std::ptrdiff_t first, auto tile_rows) {
+                this->template tile<decltype(tile_rows)::value, PANELS>(x, row + first, panel, begin, end);
             });
         }
     }

@@ -2,7 +2,7 @@
 
 A library that is missing, built from other sources or asked for an instruction set that this processor lacks is refused
 with a `NativeLibraryError` that says what to do. Calls release the GIL. Functions take addresses and sizes unchecked:
-only `ops.py` and `packed_linear.py` call them.
+only `ops.py`, `packed_linear.py` and `native_decoder.py` call them.
 """
 
 from __future__ import annotations
@@ -20,12 +20,14 @@ from kernels.cpu import build
 # integer or an address, d a double.
 _ARGUMENTS = {
     "pack_linear": "6q",
-    "linear": "10q",
+    "linear": "11q",
     "rms_norm": "8qdq",
     "add_rms_norm": "7qdq",
     "rope_and_cache": "20q",
-    "attention": "17qd3q",
-    "silu_and_mul": "6q",
+    "attention": "17qdqd3q",
+    "silu_and_mul": "7q",
+    "sample": "18q",
+    "decoder_step": "33q",
 }
 
 
@@ -48,6 +50,8 @@ class NativeLibrary:
     rope_and_cache: Callable[..., int]
     attention: Callable[..., int]
     silu_and_mul: Callable[..., int]
+    sample: Callable[..., int]
+    decoder_step: Callable[..., int]
 
 
 _HOW_TO_BUILD = "run `make native` (or `python -m kernels.cpu.build`)"

@@ -67,7 +67,7 @@ struct Linear {
 #pragma GCC unroll 16
             for (int r = 0; r < ROWS; ++r) {
                 // Adding a zero would turn -0 into +0, harmlessly and for every shape alike; so there is one path.
-                store_up_to(a.y + (row + r) * a.n + column, tile.sum[r][c] + added, left);
+                store_up_to(a.y + (row + r) * a.y_stride + column, tile.sum[r][c] + added, left);
             }
         }
     }
@@ -98,20 +98,15 @@ struct Linear {
         }
     }
 
-    void run() const {
-        const std::int64_t rows = a.rows;
-        const std::int64_t panels = (a.n + kPanel - 1) / kPanel, chunks = (rows + kRowChunk - 1) / kRowChunk;
-        const std::int64_t threads = a.n * a.k <= kSerialElements ? 1 : a.num_threads;
-        if (chunks == 1) {
-            parallel_ranges(panels, threads, [&](std::int64_t begin, std::int64_t end) { block(0, rows, begin, end); });
+    // Rows [row, row_end) through panels [panel, panel_end).
+    void blocks(std::int64_t row, std::int64_t row_end, std::int64_t panel, std::int64_t panel_end) const {
+        if (row_end - row <= kRowChunk) {
+            block(row, row_end - row, panel, panel_end);
             return;
         }
-        parallel_ranges(panels * chunks, threads, [&](std::int64_t begin, std::int64_t end) {
-            for (std::int64_t task = begin; task < end; ++task) {
-                const std::int64_t panel = task / chunks, row = task % chunks * kRowChunk;
-                block(row, rows - row < kRowChunk ? rows - row : kRowChunk, panel, panel + 1);
-            }
-        });
+        for (; panel < panel_end; ++panel)
+            for (std::int64_t first = row; first < row_end; first += kRowChunk)
+                block(first, row_end - first < kRowChunk ? row_end - first : kRowChunk, panel, panel + 1);
     }
 };
 
@@ -135,6 +130,39 @@ void pack(const T* weight, T* packed, std::int64_t n, std::int64_t k, std::int64
 }
 
 }  // namespace
+
+std::size_t linear_scratch_bytes([[maybe_unused]] const LinearArguments& a) {
+#if defined(__AVX512BF16__)
+    if (a.bfloat16) return DotLinear(a).scratch_bytes();
+#endif
+    return 0;
+}
+
+void linear_prepare([[maybe_unused]] const LinearArguments& a, [[maybe_unused]] void* scratch,
+                    [[maybe_unused]] std::int64_t begin, [[maybe_unused]] std::int64_t end) {
+#if defined(__AVX512BF16__)
+    if (a.bfloat16) DotLinear(a).prepare(scratch, begin, end);
+#endif
+}
+
+void linear_block(const LinearArguments& a, [[maybe_unused]] const void* scratch, std::int64_t row,
+                  std::int64_t row_end, std::int64_t panel, std::int64_t panel_end) {
+    if (a.bfloat16) {
+#if defined(__AVX512BF16__)
+        DotLinear(a).block(scratch, row, row_end, panel, panel_end);
+#else
+        Linear<BFloat16>{a, static_cast<const BFloat16*>(a.packed)}.blocks(row, row_end, panel, panel_end);
+#endif
+    } else {
+        Linear<float>{a, static_cast<const float*>(a.packed)}.blocks(row, row_end, panel, panel_end);
+    }
+}
+
+void linear_part(const LinearArguments& a, const void* scratch, std::int64_t thread, std::int64_t num_threads) {
+    const std::int64_t panels = a.panels();
+    linear_block(a, scratch, 0, a.rows, panels * thread / num_threads, panels * (thread + 1) / num_threads);
+}
+
 }  // namespace octavo::OCTAVO_ISA
 
 using namespace octavo::OCTAVO_ISA;
@@ -159,14 +187,15 @@ OCTAVO_EXPORT(pack_linear, PackLinearArguments) {
 
 // 1 if memory ran out.
 OCTAVO_EXPORT(linear, LinearArguments) {
-    if (a.bfloat16) {
-#if defined(__AVX512BF16__)
-        return DotLinear(a).run() ? 0 : 1;
-#else
-        Linear<BFloat16>{a, static_cast<const BFloat16*>(a.packed)}.run();
-#endif
-    } else {
-        Linear<float>{a, static_cast<const float*>(a.packed)}.run();
+    void* prepared = nullptr;
+    if (const std::size_t bytes = linear_scratch_bytes(a); bytes > 0) {
+        thread_local Scratch scratch;
+        prepared = scratch.reserve(bytes);
+        if (prepared == nullptr) return 1;
+        parallel_ranges(a.rows, a.rows * a.k <= kSerialElements ? 1 : a.num_threads,
+                        [&](std::int64_t begin, std::int64_t end) { linear_prepare(a, prepared, begin, end); });
     }
+    parallel(a.n * a.k <= kSerialElements ? 1 : a.num_threads,
+             [&](std::int64_t thread, std::int64_t threads) { linear_part(a, prepared, thread, threads); });
     return 0;
 }

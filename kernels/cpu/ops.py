@@ -13,6 +13,7 @@ import torch
 
 from kernels.cpu.library import NativeLibrary
 from kernels.cpu.packed_linear import STORAGE_DTYPES, PackedLinear
+from kernels.cpu.sampling import Sampling
 
 _FLOAT32, _BFLOAT16, _INT32, _INT64 = torch.float32, torch.bfloat16, torch.int32, torch.int64
 HEAD_DIM_MULTIPLE = 16  # lanes of a vector: attention has no tail path
@@ -35,8 +36,9 @@ def _check_heads(op: str, field: str, x: torch.Tensor, tokens: int, head_dim: in
     _reject(op, field, f"[{tokens}, heads, {head_dim}] in float32 with dense heads", x)
 
 
-def _check_cache(op: str, key_cache: torch.Tensor, value_cache: torch.Tensor) -> torch.Size:
-    """Both caches [N, G, B, D] alike. Returns that shape."""
+def check_cache(op: str, key_cache: torch.Tensor, value_cache: torch.Tensor) -> torch.Size:
+    """Both caches [N, G, B, D] alike. Returns that shape. Within a block and head, keys lie transposed, [words of D, B]
+    with 32-bit words (see attention_split.h); only the native ops read them."""
     shape, dtype = key_cache.shape, key_cache.dtype
     if dtype not in STORAGE_DTYPES or len(shape) != 4 or not key_cache.is_contiguous():
         _reject(op, "key_cache", "[N, G, B, D] contiguous, in float32 or bfloat16", key_cache)
@@ -45,9 +47,20 @@ def _check_cache(op: str, key_cache: torch.Tensor, value_cache: torch.Tensor) ->
     return shape
 
 
-def _check_indices(op: str, field: str, x: torch.Tensor, count: int, dtype: torch.dtype) -> None:
+def check_indices(op: str, field: str, x: torch.Tensor, count: int, dtype: torch.dtype) -> None:
+    """x [count], contiguous, in dtype."""
     if x.numel() != count or x.dtype is not dtype or not x.is_contiguous():
         _reject(op, field, f"[{count}] in {str(dtype)[6:]}, contiguous", x)
+
+
+def check_table(op: str, block_tables: torch.Tensor, num_seqs: int) -> tuple[int, int]:
+    """block_tables [num_seqs, width] with contiguous rows. Returns their distance and the width."""
+    if block_tables.dim() == 2 and block_tables.dtype is _INT32:
+        rows, width = block_tables.shape
+        row_stride, entry_stride = block_tables.stride()
+        if rows == num_seqs and (entry_stride == 1 or width <= 1):
+            return row_stride, width
+    _reject(op, "block_tables", f"[{num_seqs}, max blocks] in int32 with contiguous rows", block_tables)
 
 
 class CpuOps:
@@ -64,6 +77,14 @@ class CpuOps:
     @property
     def instruction_set(self) -> str:
         return self._library.instruction_set
+
+    @property
+    def library(self) -> NativeLibrary:
+        return self._library
+
+    @property
+    def num_threads(self) -> int:
+        return self._num_threads
 
     def prepare_linear(self, weight: torch.Tensor, bias: torch.Tensor | None) -> PackedLinear:
         """Packs weight [N, K] and bias [N] once; the tensors given may be freed afterwards."""
@@ -141,7 +162,7 @@ class CpuOps:
         k and v [T, G, D] to slots slot_mapping [T] int64 of the caches [N, G, B, D]. Nothing is written if one value is
         out of range."""
         op = "rope_and_cache"
-        num_blocks, kv_heads, block_size, head_dim = _check_cache(op, key_cache, value_cache)
+        num_blocks, kv_heads, block_size, head_dim = check_cache(op, key_cache, value_cache)
         tokens = slot_mapping.numel()
         query_heads, q_stride = _check_heads(op, "q", q, tokens, head_dim)
         key_heads, k_stride = _check_heads(op, "k", k, tokens, head_dim)
@@ -152,8 +173,8 @@ class CpuOps:
             _reject(op, "cos_sin", f"[max positions, {head_dim}] in float32, the head size even", cos_sin)
         if not cos_sin.is_contiguous():
             _reject(op, "cos_sin", "contiguous", cos_sin)
-        _check_indices(op, "positions", positions, tokens, _INT32)
-        _check_indices(op, "slot_mapping", slot_mapping, tokens, _INT64)
+        check_indices(op, "positions", positions, tokens, _INT32)
+        check_indices(op, "slot_mapping", slot_mapping, tokens, _INT64)
         status = self._library.rope_and_cache(
             q.data_ptr(),
             q_stride,
@@ -192,29 +213,28 @@ class CpuOps:
         block_tables: torch.Tensor,
         scale: float,
         window: int,
+        soft_cap: float = 0.0,
     ) -> torch.Tensor:
         """Causal attention of each sequence's last queries over its paged keys and values.
 
         q [T, H, D] with dense heads, D a multiple of 16; caches [N, G, B, D], G a divisor of H; query_start_loc
-        [S + 1], seq_lens [S] and block_tables [S, max blocks] int32; window 0 is none -> [T, H, D] contiguous."""
+        [S + 1], seq_lens [S] and block_tables [S, max blocks] int32; window 0 is none; soft_cap 0 is none, else scores
+        become soft_cap * tanh(score / soft_cap) -> [T, H, D] contiguous."""
         op = "attention"
-        num_blocks, kv_heads, block_size, head_dim = _check_cache(op, key_cache, value_cache)
+        num_blocks, kv_heads, block_size, head_dim = check_cache(op, key_cache, value_cache)
         tokens = q.size(0)
         query_heads, q_stride = _check_heads(op, "q", q, tokens, head_dim)
         if query_heads % kv_heads or head_dim % HEAD_DIM_MULTIPLE:
             expected = f"of a multiple of {kv_heads} heads, their size a multiple of {HEAD_DIM_MULTIPLE}"
             _reject(op, "q", expected, q)
         num_seqs = seq_lens.numel()
-        _check_indices(op, "seq_lens", seq_lens, num_seqs, _INT32)
-        _check_indices(op, "query_start_loc", query_start_loc, num_seqs + 1, _INT32)
-        if block_tables.dim() != 2 or block_tables.dtype is not _INT32:
-            _reject(op, "block_tables", f"[{num_seqs}, max blocks] in int32", block_tables)
-        rows, table_width = block_tables.shape
-        table_stride, entry_stride = block_tables.stride()
-        if rows != num_seqs or (entry_stride != 1 and table_width > 1):
-            _reject(op, "block_tables", f"[{num_seqs}, max blocks] in int32 with contiguous rows", block_tables)
+        check_indices(op, "seq_lens", seq_lens, num_seqs, _INT32)
+        check_indices(op, "query_start_loc", query_start_loc, num_seqs + 1, _INT32)
+        table_stride, table_width = check_table(op, block_tables, num_seqs)
         if window < 0:
             raise ValueError(f"{op}: window must be 0 (none) or positive, got {window}")
+        if not 0 <= soft_cap < float("inf"):
+            raise ValueError(f"{op}: soft_cap must be 0 (none) or positive and finite, got {soft_cap}")
         out = torch.empty((tokens, query_heads, head_dim))
         status = self._library.attention(
             q.data_ptr(),
@@ -236,7 +256,9 @@ class CpuOps:
             num_seqs,
             scale,
             window,
+            soft_cap,
             out.data_ptr(),
+            query_heads * head_dim,
             self._num_threads,
         )
         if status:
@@ -271,5 +293,24 @@ class CpuOps:
             _reject("silu_and_mul", "gate_up", "[T, 2 I] in float32 with contiguous rows", gate_up)
         size = columns // 2
         out = torch.empty((rows, size))
-        self._library.silu_and_mul(gate_up.data_ptr(), row_stride, out.data_ptr(), rows, size, self._num_threads)
+        self._library.silu_and_mul(gate_up.data_ptr(), row_stride, out.data_ptr(), size, rows, size, self._num_threads)
         return out
+
+    def sample(self, logits: torch.Tensor, sampling: Sampling) -> None:
+        """Fills the results of `sampling`, made for logits [R, V] in float32 with contiguous rows."""
+        if (
+            logits.shape != (sampling.rows, sampling.width)
+            or logits.dtype is not _FLOAT32
+            or (logits.stride(1) != 1 and sampling.width > 1)
+        ):
+            _reject("sample", "logits", f"[{sampling.rows}, {sampling.width}] in float32 with contiguous rows", logits)
+        status = self._library.sample(
+            logits.data_ptr(),
+            logits.stride(0),
+            sampling.rows,
+            sampling.width,
+            self._num_threads,
+            *sampling.description,
+        )
+        if status:
+            raise MemoryError("sample: no memory for a row's candidates")

@@ -19,12 +19,11 @@ class PackedLinear:
     """
 
     __slots__ = (
-        "_bfloat16",
         "_bias",
-        "_bias_address",
         "_linear",
         "_num_threads",
         "_packed",
+        "description",
         "in_features",
         "out_features",
     )
@@ -44,14 +43,20 @@ class PackedLinear:
         depth = self.in_features + self.in_features % 2
         self._packed = torch.empty(panels * depth * PANEL, dtype=weight.dtype)
         self._bias = None if bias is None else bias.float().contiguous().clone()
-        self._bias_address = 0 if self._bias is None else self._bias.data_ptr()
-        self._bfloat16 = weight.dtype is torch.bfloat16
+        # LinearWeights in linear.h, field by field; valid as long as this object lives.
+        self.description = (
+            self._packed.data_ptr(),
+            int(weight.dtype is torch.bfloat16),
+            0 if self._bias is None else self._bias.data_ptr(),
+            self.out_features,
+            self.in_features,
+        )
         self._linear = library.linear
         self._num_threads = num_threads
         library.pack_linear(
             weight.data_ptr(),
             self._packed.data_ptr(),
-            self._bfloat16,
+            weight.dtype is torch.bfloat16,
             self.out_features,
             self.in_features,
             num_threads,
@@ -68,15 +73,12 @@ class PackedLinear:
             )
         y = torch.empty((rows, self.out_features))
         status = self._linear(
+            *self.description,
             x.data_ptr(),
             row_stride,
-            self._packed.data_ptr(),
-            self._bfloat16,
-            self._bias_address,
             y.data_ptr(),
-            rows,
             self.out_features,
-            self.in_features,
+            rows,
             self._num_threads,
         )
         if status:

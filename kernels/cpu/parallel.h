@@ -9,19 +9,24 @@
 
 namespace octavo::OCTAVO_ISA {
 
+// Calls body(thread, number of threads) on each of `num_threads` threads.
+template <typename F>
+inline void parallel(std::int64_t num_threads, const F& body) {
+    if (num_threads <= 1) {
+        body(std::int64_t{0}, std::int64_t{1});
+        return;
+    }
+#pragma omp parallel num_threads(static_cast<int>(num_threads))
+    body(std::int64_t{omp_get_thread_num()}, std::int64_t{omp_get_num_threads()});
+}
+
 // Calls body(begin, end) on even, contiguous parts of 0..count, one per thread.
 template <typename F>
 inline void parallel_ranges(std::int64_t count, std::int64_t num_threads, const F& body) {
-    const int threads = static_cast<int>(count < num_threads ? count : num_threads);
-    if (threads <= 1) {
-        if (count > 0) body(std::int64_t{0}, count);
-        return;
-    }
-#pragma omp parallel num_threads(threads)
-    {
-        const std::int64_t t = omp_get_thread_num(), n = omp_get_num_threads();
-        body(count * t / n, count * (t + 1) / n);
-    }
+    if (count == 0) return;
+    parallel(count < num_threads ? count : num_threads, [&](std::int64_t thread, std::int64_t threads) {
+        body(count * thread / threads, count * (thread + 1) / threads);
+    });
 }
 
 // Opening a parallel region costs about a microsecond: below this many elements one thread is faster.

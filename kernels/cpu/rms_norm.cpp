@@ -2,8 +2,9 @@
 //
 // The sum of squares of a row has one order: 64 lanes (element i in lane i mod 64), then a fixed tree. Each row reads
 // x (and the residual) once from memory and once from the first cache level.
+#include "rms_norm.h"
+
 #include "parallel.h"
-#include "simd.h"
 
 namespace octavo::OCTAVO_ISA {
 namespace {
@@ -23,6 +24,10 @@ inline float sum_of_squares(const float* x, std::int64_t channels) {
         }
     }
     return reduce_add((sums[0] + sums[1]) + (sums[2] + sums[3]));
+}
+
+inline void add_row(const float* x, float* residual, std::int64_t channels) {
+    for (std::int64_t i = 0; i < channels; ++i) residual[i] += x[i];
 }
 
 template <typename T>
@@ -53,8 +58,8 @@ void rms_norm(const RmsNormArguments& a) {
     parallel_ranges(a.outer, threads, [&](std::int64_t begin, std::int64_t end) {
         for (std::int64_t o = begin; o < end; ++o)
             for (std::int64_t i = 0; i < a.inner; ++i)
-                normalise_row(a.x + o * a.outer_stride + i * a.channels, static_cast<const T*>(a.weight),
-                              a.out + (o * a.inner + i) * a.channels, a.channels, static_cast<float>(a.eps));
+                rms_norm_row(a.x + o * a.outer_stride + i * a.channels, static_cast<const T*>(a.weight),
+                             a.out + (o * a.inner + i) * a.channels, a.channels, static_cast<float>(a.eps));
     });
 }
 
@@ -74,16 +79,30 @@ void add_rms_norm(const AddRmsNormArguments& a) {
     const std::int64_t threads = a.rows * a.channels <= kSerialElements ? 1 : a.num_threads;
     parallel_ranges(a.rows, threads, [&](std::int64_t begin, std::int64_t end) {
         for (std::int64_t row = begin; row < end; ++row) {
-            const float* added = a.x + row * a.channels;
             float* sum = a.residual + row * a.channels;
-            for (std::int64_t i = 0; i < a.channels; ++i) sum[i] += added[i];
-            normalise_row(sum, static_cast<const T*>(a.weight), a.out + row * a.channels, a.channels,
-                          static_cast<float>(a.eps));
+            add_row(a.x + row * a.channels, sum, a.channels);
+            rms_norm_row(sum, static_cast<const T*>(a.weight), a.out + row * a.channels, a.channels,
+                         static_cast<float>(a.eps));
         }
     });
 }
 
 }  // namespace
+
+void rms_norm_row(const float* x, const float* weight, float* out, std::int64_t channels, float eps) {
+    normalise_row(x, weight, out, channels, eps);
+}
+
+void rms_norm_row(const float* x, const BFloat16* weight, float* out, std::int64_t channels, float eps) {
+    normalise_row(x, weight, out, channels, eps);
+}
+
+void add_rms_norm_row(const float* x, float* residual, const float* weight, float* out, std::int64_t channels,
+                      float eps) {
+    add_row(x, residual, channels);
+    normalise_row(residual, weight, out, channels, eps);
+}
+
 }  // namespace octavo::OCTAVO_ISA
 
 using namespace octavo::OCTAVO_ISA;

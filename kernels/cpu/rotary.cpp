@@ -2,13 +2,12 @@
 //
 // Halves layout: element i of a head pairs with element i + D/2. Plain loops: without contraction every element is two
 // products and one sum, rounded one by one, whether the compiler makes it a vector or not.
+#include "rotary.h"
+
 #include "parallel.h"
-#include "simd.h"
 
 namespace octavo::OCTAVO_ISA {
 namespace {
-
-enum Status { kOk = 0, kPositionOutOfRange = 1, kSlotOutOfRange = 2 };
 
 inline void rotate(float* head, const float* cos_sin, std::int64_t half) {
     float* __restrict first = head;
@@ -22,42 +21,31 @@ inline void rotate(float* head, const float* cos_sin, std::int64_t half) {
     }
 }
 
-inline void write(const float* from, float* to, std::int64_t count) {
+// Rounds to nearest, ties to even; NaN stays NaN.
+inline BFloat16 round_to_bfloat16(float x) {
+    const std::uint32_t bits = bit_cast<std::uint32_t>(x);
+    const std::uint32_t rounded = (bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16;
+    return {static_cast<std::uint16_t>((bits & 0x7fffffffu) > 0x7f800000u ? 0x7fc0u : rounded)};
+}
+
+inline void write_value(const float* from, float* to, std::int64_t count) {
     std::memcpy(to, from, static_cast<std::size_t>(count) * sizeof(float));
 }
 
-// Rounds to nearest, ties to even; NaN stays NaN.
-inline void write(const float* from, BFloat16* to, std::int64_t count) {
-    for (std::int64_t i = 0; i < count; ++i) {
-        const std::uint32_t bits = bit_cast<std::uint32_t>(from[i]);
-        const std::uint32_t rounded = (bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16;
-        to[i].bits = static_cast<std::uint16_t>((bits & 0x7fffffffu) > 0x7f800000u ? 0x7fc0u : rounded);
-    }
+inline void write_value(const float* from, BFloat16* to, std::int64_t count) {
+    for (std::int64_t i = 0; i < count; ++i) to[i] = round_to_bfloat16(from[i]);
 }
 
-// q, k and v: [tokens, heads, D], D and the heads dense, tokens `stride` elements apart.
-struct RopeAndCacheArguments {
-    float* q;
-    std::int64_t q_stride, q_heads;
-    float* k;
-    std::int64_t k_stride;
-    const float* v;
-    std::int64_t v_stride, kv_heads;
-    const float* cos_sin;  // [max_positions, D]
-    std::int64_t max_positions;
-    const std::int32_t* positions;     // [tokens]
-    const std::int64_t* slot_mapping;  // [tokens]
-    void* key_cache;                   // [num_blocks, kv_heads, block_size, D]
-    void* value_cache;
-    std::int64_t bfloat16, num_blocks, block_size, head_dim, tokens, num_threads;
-};
+// A key's words lie block_size words apart, see attention_split.h.
+inline void write_key(const float* from, float* to, std::int64_t block_size, std::int64_t count) {
+    for (std::int64_t i = 0; i < count; ++i) to[i * block_size] = from[i];
+}
 
-int check(const RopeAndCacheArguments& a) {
-    for (std::int64_t t = 0; t < a.tokens; ++t) {
-        if (a.positions[t] < 0 || a.positions[t] >= a.max_positions) return kPositionOutOfRange;
-        if (a.slot_mapping[t] < 0 || a.slot_mapping[t] >= a.num_blocks * a.block_size) return kSlotOutOfRange;
+inline void write_key(const float* from, BFloat16* to, std::int64_t block_size, std::int64_t count) {
+    for (std::int64_t i = 0; i < count; i += 2) {
+        const BFloat16 pair[2] = {round_to_bfloat16(from[i]), round_to_bfloat16(from[i + 1])};
+        std::memcpy(to + i * block_size, pair, sizeof(pair));
     }
-    return kOk;
 }
 
 template <typename T>
@@ -69,24 +57,39 @@ void rope_and_cache_token(const RopeAndCacheArguments& a, std::int64_t t) {
     for (std::int64_t g = 0; g < a.kv_heads; ++g) {
         float* key = a.k + t * a.k_stride + g * head_dim;
         rotate(key, angles, half);
-        const std::int64_t slot = ((block * a.kv_heads + g) * a.block_size + offset) * head_dim;
-        write(key, static_cast<T*>(a.key_cache) + slot, head_dim);
-        write(a.v + t * a.v_stride + g * head_dim, static_cast<T*>(a.value_cache) + slot, head_dim);
+        const std::int64_t first = (block * a.kv_heads + g) * a.block_size * head_dim;
+        constexpr std::int64_t kPerWord = sizeof(float) / sizeof(T);
+        write_key(key, static_cast<T*>(a.key_cache) + first + offset * kPerWord, a.block_size, head_dim);
+        write_value(a.v + t * a.v_stride + g * head_dim, static_cast<T*>(a.value_cache) + first + offset * head_dim,
+                    head_dim);
     }
 }
 
 }  // namespace
+
+int check_rope_and_cache(const RopeAndCacheArguments& a) {
+    for (std::int64_t t = 0; t < a.tokens; ++t) {
+        if (a.positions[t] < 0 || a.positions[t] >= a.max_positions) return kRopePosition;
+        if (a.slot_mapping[t] < 0 || a.slot_mapping[t] >= a.num_blocks * a.block_size) return kRopeSlot;
+    }
+    return kRopeOk;
+}
+
+void rope_and_cache_tokens(const RopeAndCacheArguments& a, std::int64_t begin, std::int64_t end) {
+    for (std::int64_t t = begin; t < end; ++t)
+        a.bfloat16 ? rope_and_cache_token<BFloat16>(a, t) : rope_and_cache_token<float>(a, t);
+}
+
 }  // namespace octavo::OCTAVO_ISA
 
 using namespace octavo::OCTAVO_ISA;
 
 OCTAVO_EXPORT(rope_and_cache, RopeAndCacheArguments) {
     // Checked before anything is written: a refused call leaves q, k and the cache as they were.
-    if (const int status = check(a); status != kOk) return status;
+    if (const int status = check_rope_and_cache(a); status != kRopeOk) return status;
     const bool small = a.tokens * (a.q_heads + 2 * a.kv_heads) * a.head_dim <= kSerialElements;
     parallel_ranges(a.tokens, small ? 1 : a.num_threads, [&](std::int64_t begin, std::int64_t end) {
-        for (std::int64_t t = begin; t < end; ++t)
-            a.bfloat16 ? rope_and_cache_token<BFloat16>(a, t) : rope_and_cache_token<float>(a, t);
+        rope_and_cache_tokens(a, begin, end);
     });
-    return kOk;
+    return kRopeOk;
 }

@@ -23,9 +23,13 @@
 
 namespace octavo::OCTAVO_ISA {
 
+#if defined(__AVX2__) && defined(__FMA__)
+#define OCTAVO_AVX2
+#endif
+
 #if defined(__AVX512F__)
 constexpr int kNativeLanes = 16;
-#elif defined(__AVX2__) && defined(__FMA__)
+#elif defined(OCTAVO_AVX2)
 constexpr int kNativeLanes = 8;
 #else
 constexpr int kNativeLanes = 4;
@@ -62,12 +66,21 @@ inline __attribute__((always_inline)) Vec each_part(F f) {
     return result;
 }
 
-inline NativeFloat native_broadcast(float x) { return NativeFloat{} + x; }
+// Not a sum with zero: that would be an addition, for the sake of -0, where a load can broadcast by itself.
+inline NativeFloat native_broadcast(float x) {
+#if defined(__AVX512F__)
+    return _mm512_set1_ps(x);
+#elif defined(OCTAVO_AVX2)
+    return _mm256_set1_ps(x);
+#else
+    return NativeFloat{x, x, x, x};
+#endif
+}
 
 inline NativeFloat native_fma(NativeFloat a, NativeFloat b, NativeFloat c) {
 #if defined(__AVX512F__)
     return _mm512_fmadd_ps(a, b, c);
-#elif defined(__AVX2__) && defined(__FMA__)
+#elif defined(OCTAVO_AVX2)
     return _mm256_fmadd_ps(a, b, c);
 #elif defined(__FP_FAST_FMAF)
     NativeFloat result;
@@ -97,7 +110,15 @@ inline Vec load(const BFloat16* p) {
     return each_part([&](int i) __attribute__((always_inline)) {
         NativeHalf half;
         std::memcpy(&half, p + i * kNativeLanes, sizeof(half));
-        return bit_cast<NativeFloat>(__builtin_convertvector(half, NativeBits) << 16);
+#if defined(__AVX512F__)
+        const NativeBits wide = bit_cast<NativeBits>(_mm512_cvtepu16_epi32(bit_cast<__m256i>(half)));
+#elif defined(OCTAVO_AVX2)
+        // What the compiler makes of the general form takes the halves of the register apart and together again.
+        const NativeBits wide = bit_cast<NativeBits>(_mm256_cvtepu16_epi32(bit_cast<__m128i>(half)));
+#else
+        const NativeBits wide = __builtin_convertvector(half, NativeBits);
+#endif
+        return bit_cast<NativeFloat>(wide << 16);
     });
 }
 
@@ -184,6 +205,49 @@ inline NativeFloat native_exp(NativeFloat x) {
     p = native_fma(p, r * r, r) + 1.0f;
     const NativeBits power = (bit_cast<NativeBits>(shifted) << 23) + 0x3f800000u;
     return p * bit_cast<NativeFloat>(power);
+}
+
+// log(x) to about 1 ulp for normal x > 0, by the polynomial of the Cephes library over [sqrt(1/2), sqrt(2)).
+inline NativeFloat native_log(NativeFloat x) {
+    const NativeBits bits = bit_cast<NativeBits>(x);
+    NativeFloat m = bit_cast<NativeFloat>((bits & 0x7fffffu) | 0x3f000000u);  // in [1/2, 1)
+    NativeFloat e = __builtin_convertvector(bit_cast<NativeInt>(bits >> 23) - 126, NativeFloat);
+    const auto small = m < native_broadcast(0.707106781186547524f);
+    e = small ? e - 1.0f : e;
+    m = (small ? m + m : m) - 1.0f;
+    const NativeFloat square = m * m;
+    NativeFloat p = native_broadcast(7.0376836292e-2f);
+    p = native_fma(p, m, native_broadcast(-1.1514610310e-1f));
+    p = native_fma(p, m, native_broadcast(1.1676998740e-1f));
+    p = native_fma(p, m, native_broadcast(-1.2420140846e-1f));
+    p = native_fma(p, m, native_broadcast(1.4249322787e-1f));
+    p = native_fma(p, m, native_broadcast(-1.6668057665e-1f));
+    p = native_fma(p, m, native_broadcast(2.0000714765e-1f));
+    p = native_fma(p, m, native_broadcast(-2.4999993993e-1f));
+    p = native_fma(p, m, native_broadcast(3.3333331174e-1f));
+    p = p * m * square;
+    p = native_fma(e, native_broadcast(-2.12194440e-4f), p);
+    p = native_fma(square, native_broadcast(-0.5f), p);
+    return native_fma(e, native_broadcast(0.693359375f), m + p);
+}
+
+// tanh(x) to about 2 ulp; NaN stays NaN. Near zero the Cephes library's polynomial, where 1 - 2 / (exp(2 |x|) + 1) would
+// lose digits to cancellation.
+inline NativeFloat native_tanh(NativeFloat x) {
+    const NativeFloat size = bit_cast<NativeFloat>(bit_cast<NativeBits>(x) & 0x7fffffffu);
+    NativeFloat far = 1.0f - 2.0f / (native_exp(size + size) + 1.0f);
+    far = bit_cast<NativeFloat>(bit_cast<NativeBits>(far) | (bit_cast<NativeBits>(x) & 0x80000000u));
+    const NativeFloat square = x * x;
+    NativeFloat p = native_broadcast(-5.70498872745e-3f);
+    p = native_fma(p, square, native_broadcast(2.06390887954e-2f));
+    p = native_fma(p, square, native_broadcast(-5.37397155531e-2f));
+    p = native_fma(p, square, native_broadcast(1.33314422036e-1f));
+    p = native_fma(p, square, native_broadcast(-3.33332819422e-1f));
+    return size < native_broadcast(0.625f) ? native_fma(p * square, x, x) : far;
+}
+
+inline Vec tanh(const Vec& x) {
+    return each_part([&](int i) __attribute__((always_inline)) { return native_tanh(x.part[i]); });
 }
 
 inline Vec exp(const Vec& x) {

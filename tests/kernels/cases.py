@@ -6,6 +6,8 @@ from dataclasses import dataclass
 
 import torch
 
+from kernels.cpu.ops import CpuOps
+
 RUBBISH = (2**31 - 1, -1, 1_000_000, -(2**31))  # what a block-table entry past a sequence's end may hold
 
 
@@ -14,6 +16,12 @@ def assert_near(actual: torch.Tensor, expected: torch.Tensor, tolerance: float =
     assert actual.shape == expected.shape
     largest = float(expected.float().abs().max()) if expected.numel() else 0.0
     torch.testing.assert_close(actual.float(), expected.float(), rtol=tolerance, atol=tolerance * largest)
+
+
+def native_keys(key_cache: torch.Tensor) -> torch.Tensor:
+    """Keys [N, G, B, D] as the native ops lay them out: words of 32 bits, [N, G, words of D, B], in the same shape."""
+    words = key_cache.view(torch.float32 if key_cache.dtype is torch.bfloat16 else key_cache.dtype)
+    return words.transpose(2, 3).contiguous().view(key_cache.dtype).view(key_cache.shape)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,6 +49,19 @@ class AttentionCase:
             self.clean_tables if clean else self.block_tables,
             self.scale,
             self.window,
+        )
+
+    def call_native(self, ops: CpuOps, soft_cap: float = 0.0) -> torch.Tensor:
+        return ops.attention(
+            self.q,
+            native_keys(self.key_cache),
+            self.value_cache,
+            self.query_start_loc,
+            self.seq_lens,
+            self.block_tables,
+            self.scale,
+            self.window,
+            soft_cap,
         )
 
 

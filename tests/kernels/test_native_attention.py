@@ -10,7 +10,7 @@ import torch
 from kernels.cpu.library import NativeLibrary
 from kernels.cpu.ops import CpuOps
 from kernels.paged_attention_ref import paged_attention
-from tests.kernels.cases import AttentionCase, assert_near, make_attention_case
+from tests.kernels.cases import AttentionCase, assert_near, make_attention_case, native_keys
 
 # (number of queries, length): decode, whole prompts and chunks around the edges of blocks, tiles and splits.
 DECODE = [(1, length) for length in (1, 15, 16, 17, 31, 32, 33, 63, 256, 257, 513)]
@@ -26,7 +26,7 @@ def test_heads_and_windows(
     ops: CpuOps, dtype: torch.dtype, query_heads: int, kv_heads: int, sequences: list[tuple[int, int]], window: int
 ) -> None:
     case = make_attention_case(sequences, query_heads=query_heads, kv_heads=kv_heads, window=window, dtype=dtype)
-    assert_near(case.call(ops.attention), case.call(paged_attention, clean=True))
+    assert_near(case.call_native(ops), case.call(paged_attention, clean=True))
 
 
 @pytest.mark.parametrize("head_dim", [16, 48, 64, 80, 128])
@@ -36,24 +36,37 @@ def test_head_and_block_sizes(ops: CpuOps, head_dim: int, block_size: int, windo
     case = make_attention_case(
         [(1, 300), (40, 300)], query_heads=4, kv_heads=2, head_dim=head_dim, block_size=block_size, window=window
     )
-    assert_near(case.call(ops.attention), case.call(paged_attention, clean=True))
+    assert_near(case.call_native(ops), case.call(paged_attention, clean=True))
 
 
 def test_more_query_heads_than_a_query_block_has_rows(ops: CpuOps) -> None:
     case = make_attention_case([(1, 300), (3, 270)], query_heads=71, kv_heads=1, head_dim=64)
-    assert_near(case.call(ops.attention), case.call(paged_attention, clean=True))
+    assert_near(case.call_native(ops), case.call(paged_attention, clean=True))
 
 
 def test_large_scores_do_not_overflow(ops: CpuOps) -> None:
     case = make_attention_case([(1, 600), (20, 20)])
     case.q.mul_(100)
-    assert_near(case.call(ops.attention), case.call(paged_attention, clean=True), 1e-4)
+    assert_near(case.call_native(ops), case.call(paged_attention, clean=True), 1e-4)
+
+
+@pytest.mark.parametrize("soft_cap", [0.5, 30.0])
+@pytest.mark.parametrize("spread", [0.01, 1.0, 20.0])  # scores where tanh is straight, bends and is flat
+def test_a_soft_cap_bounds_the_scores(ops: CpuOps, soft_cap: float, spread: float) -> None:
+    case = make_attention_case([(7, 280)], query_heads=3)
+    case.q.mul_(spread)
+    blocks = case.clean_tables[0, : -(-280 // 16)].long()
+    keys, values = (cache[blocks].transpose(1, 2).reshape(-1, 64)[:280] for cache in (case.key_cache, case.value_cache))
+    scores = soft_cap * torch.tanh(torch.einsum("qhd,kd->hqk", case.q, keys) * case.scale / soft_cap)
+    scores.masked_fill_(torch.arange(280) > torch.arange(273, 280)[:, None], -torch.inf)
+    expected = torch.einsum("hqk,kd->qhd", scores.softmax(dim=-1), values)
+    assert_near(case.call_native(ops, soft_cap), expected)
 
 
 def test_nan_stays_within_its_sequence(ops: CpuOps) -> None:
     case = make_attention_case([(1, 300), (1, 300), (9, 300)])
     case.key_cache[case.clean_tables[1, 3]] = float("nan")
-    out = case.call(ops.attention)
+    out = case.call_native(ops)
     assert out[1].isnan().all()
     assert not out[0].isnan().any()
     assert not out[2:].isnan().any()
@@ -63,7 +76,7 @@ def attend(ops: CpuOps, case: AttentionCase, sequence: int, first: int, last: in
     """The queries at positions first..last-1 of one sequence as a step of their own. q [its length, H, D]."""
     return ops.attention(
         q[first:last],
-        case.key_cache,
+        native_keys(case.key_cache),
         case.value_cache,
         torch.tensor([0, last - first], dtype=torch.int32),
         torch.tensor([last], dtype=torch.int32),
@@ -89,8 +102,8 @@ def test_same_bits_however_a_prompt_is_cut(
         dtype=dtype,
     )
     one, two = CpuOps(native, num_threads=1), CpuOps(native, num_threads=2)
-    whole = case.call(one.attention)
-    assert torch.equal(case.call(two.attention), whole)
+    whole = case.call_native(one)
+    assert torch.equal(case.call_native(two), whole)
     for size, ops in ((7, one), (16, one), (100, two), (257, two)):
         cuts = [*range(0, length, size), length]
         chunks = [attend(ops, case, 0, a, b, case.q) for a, b in itertools.pairwise(cuts)]
@@ -104,7 +117,7 @@ def test_same_bits_however_a_prompt_is_cut(
 def test_same_bits_alone_and_among_others(ops: CpuOps, window: int) -> None:
     sequences = [(1, 700), (70, 70), (1, 5), (33, 400), (1, 257), (0, 9), (2, 513)]
     case = make_attention_case(sequences, query_heads=6, kv_heads=2, window=window)
-    together = case.call(ops.attention)
+    together = case.call_native(ops)
     starts = case.query_start_loc.tolist()
     for index, (queries, length) in enumerate(sequences):
         rows = slice(starts[index], starts[index + 1])
@@ -127,7 +140,13 @@ def test_refuses_values_out_of_range(ops: CpuOps, field: str, value: int, messag
     case = make_attention_case([(10, 40)])
     getattr(case, field).view(-1)[-1 if field == "query_start_loc" else 0] = value
     with pytest.raises(ValueError, match=message):
-        case.call(ops.attention)
+        case.call_native(ops)
+
+
+@pytest.mark.parametrize("soft_cap", [-1.0, float("inf"), float("nan")])
+def test_refuses_a_soft_cap_that_is_none(ops: CpuOps, soft_cap: float) -> None:
+    with pytest.raises(ValueError, match="soft_cap must be 0"):
+        make_attention_case([(1, 4)]).call_native(ops, soft_cap)
 
 
 def test_refuses_a_head_size_without_a_kernel(ops: CpuOps) -> None:

@@ -8,12 +8,16 @@ alone, beside others, in chunks and after preemption.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from kernels.cpu.library import load
 from kernels.cpu.ops import HEAD_DIM_MULTIPLE, CpuOps
+from worker.backend.native_model import NativeModel
+
+if TYPE_CHECKING:
+    from worker.models.decoder import Decoder
 
 
 class CpuBackend(CpuOps):
@@ -24,9 +28,14 @@ class CpuBackend(CpuOps):
     activation_dtype = torch.float32
     head_dim_multiple = HEAD_DIM_MULTIPLE
 
-    def __init__(self, *, num_threads: int) -> None:
-        super().__init__(load(), num_threads=num_threads)
+    def __init__(self, *, num_threads: int, instruction_set: str | None = None) -> None:
+        """instruction_set: one of `kernels.cpu.library.available_instruction_sets()`, the best by default."""
+        super().__init__(load(instruction_set), num_threads=num_threads)
         self._threads = num_threads
+
+    def compile(self, decoder: Decoder) -> NativeModel:
+        """See worker.backend.protocol.Compiler."""
+        return NativeModel(self, decoder)
 
     def describe(self) -> dict[str, Any]:
         """What was chosen and detected, for the log line at start."""

@@ -7,9 +7,13 @@ blocks, B tokens per block. Activations are float32 on the `cpu` backend and of 
 
 from __future__ import annotations
 
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 import torch
+
+if TYPE_CHECKING:
+    from worker.models.decoder import Decoder
+    from worker.models.model import Model
 
 
 class Linear(Protocol):
@@ -55,7 +59,8 @@ class Backend(Protocol):
         cos_sin [max positions, D] (cosines of D/2 angles, then sines, float32) at positions [T] (int32), then writes k
         and v [T, G, D] to slot slot_mapping [T] (int64, block * B + offset) of key_cache and value_cache [N, G, B, D].
         q, k and v may be strided views of one fused projection: only the last dimension must be contiguous, and the
-        head dimension dense (stride D)."""
+        head dimension dense (stride D). A backend may order the numbers within a block as it likes: only its own
+        attention reads them, and blocks are copied whole."""
         ...
 
     def attention(
@@ -81,4 +86,13 @@ class Backend(Protocol):
 
     def describe(self) -> dict[str, Any]:
         """What was chosen and detected, for the log line at start: instruction set, threads."""
+        ...
+
+
+@runtime_checkable
+class Compiler(Protocol):
+    """What a backend may offer besides: a faster form of a whole decoder."""
+
+    def compile(self, decoder: Decoder) -> Model:
+        """A model with the results of a decoder that was built over this backend, bit for bit."""
         ...

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import torch
 
-from worker.backend.protocol import Backend
+from worker.backend.protocol import Backend, Compiler
 from worker.loader.checkpoint import Checkpoint, check_shapes
 from worker.loader.errors import ModelConfigError, UnsupportedModelError
 from worker.loader.gguf_checkpoint import GGUFCheckpoint
@@ -14,6 +14,7 @@ from worker.loader.resolve import GGUFFile, ModelFiles
 from worker.loader.safetensors_checkpoint import SafetensorsCheckpoint
 from worker.models.config import ModelConfig
 from worker.models.decoder import Decoder
+from worker.models.model import Model
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
@@ -22,7 +23,7 @@ DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 class LoadedModel:
     """A model ready to run. dtype: of its matrices, and of the KV cache to make for it."""
 
-    model: Decoder
+    model: Model
     config: ModelConfig
     dtype: torch.dtype
     weights_digest: bytes
@@ -57,8 +58,9 @@ def load_model(checkpoint: Checkpoint, backend: Backend, dtype: torch.dtype) -> 
             (f"multiples of {multiple}", "any on --backend torch"),
         )
     check_shapes(config, checkpoint.shapes)
+    decoder = Decoder(config, backend, checkpoint, dtype)
     return LoadedModel(
-        model=Decoder(config, backend, checkpoint, dtype),
+        model=backend.compile(decoder) if isinstance(backend, Compiler) else decoder,
         config=config,
         dtype=dtype,
         weights_digest=checkpoint.weights_digest,

@@ -84,3 +84,8 @@ class ModelConfig:
     def kv_size(self) -> int:
         """Width of all key heads together; values have the same."""
         return self.num_kv_heads * self.head_dim
+
+    @property
+    def attention_scale(self) -> float:
+        """What the product of a query and a key is multiplied by."""
+        return float(self.head_dim**-0.5)

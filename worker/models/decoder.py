@@ -50,8 +50,12 @@ class _Builder:
         return stacked
 
 
-class _Layer:
-    """Attention and MLP of one layer, each behind its norm."""
+class Layer:
+    """Attention and MLP of one layer, each behind its norm.
+
+    input_norm, post_attention_norm [C]; q_norm and k_norm [D] or None; qkv [C -> (H + 2 G) D], output [H D -> C],
+    gate_up [C -> 2 I] and down [I -> C] prepared by the backend.
+    """
 
     def __init__(self, index: int, config: ModelConfig, backend: Backend, build: _Builder) -> None:
         self._index = index
@@ -59,14 +63,14 @@ class _Layer:
         self._backend = backend
         prefix = f"model.layers.{index}"
         attention, mlp = f"{prefix}.self_attn", f"{prefix}.mlp"
-        self._input_norm = build.vector(f"{prefix}.input_layernorm.weight")
-        self._qkv = build.linear([f"{attention}.{part}_proj" for part in "qkv"], bias=config.qkv_bias)
-        self._q_norm = build.vector(f"{attention}.q_norm.weight") if config.qk_norm else None
-        self._k_norm = build.vector(f"{attention}.k_norm.weight") if config.qk_norm else None
-        self._output = build.linear([f"{attention}.o_proj"], bias=config.output_bias)
-        self._post_attention_norm = build.vector(f"{prefix}.post_attention_layernorm.weight")
-        self._gate_up = build.linear([f"{mlp}.gate_proj", f"{mlp}.up_proj"], bias=False)
-        self._down = build.linear([f"{mlp}.down_proj"], bias=False)
+        self.input_norm = build.vector(f"{prefix}.input_layernorm.weight")
+        self.qkv = build.linear([f"{attention}.{part}_proj" for part in "qkv"], bias=config.qkv_bias)
+        self.q_norm = build.vector(f"{attention}.q_norm.weight") if config.qk_norm else None
+        self.k_norm = build.vector(f"{attention}.k_norm.weight") if config.qk_norm else None
+        self.output = build.linear([f"{attention}.o_proj"], bias=config.output_bias)
+        self.post_attention_norm = build.vector(f"{prefix}.post_attention_layernorm.weight")
+        self.gate_up = build.linear([f"{mlp}.gate_proj", f"{mlp}.up_proj"], bias=False)
+        self.down = build.linear([f"{mlp}.down_proj"], bias=False)
 
     def forward(
         self,
@@ -79,24 +83,24 @@ class _Layer:
         """x [T, C] is the layer before's output, not yet in residual [T, C]; None in the first layer. -> [T, C]."""
         backend, eps = self._backend, self._config.rms_norm_eps
         if x is None:
-            x = backend.rms_norm(residual, self._input_norm, eps)
+            x = backend.rms_norm(residual, self.input_norm, eps)
         else:
-            x = backend.add_rms_norm(x, residual, self._input_norm, eps)
+            x = backend.add_rms_norm(x, residual, self.input_norm, eps)
         x = self._attend(x, cos_sin, batch, kv_cache)
-        x = backend.add_rms_norm(x, residual, self._post_attention_norm, eps)
-        return self._down(backend.silu_and_mul(self._gate_up(x)))
+        x = backend.add_rms_norm(x, residual, self.post_attention_norm, eps)
+        return self.down(backend.silu_and_mul(self.gate_up(x)))
 
     def _attend(self, x: torch.Tensor, cos_sin: torch.Tensor, batch: InputBatch, kv_cache: KVCache) -> torch.Tensor:
         config, backend = self._config, self._backend
         tokens = x.shape[0]
-        qkv = self._qkv(x)  # [T, (H + 2 G) D]
+        qkv = self.qkv(x)  # [T, (H + 2 G) D]
         q, k, v = (
             part.view(tokens, -1, config.head_dim)  # views of the fused projection
             for part in qkv.split((config.q_size, config.kv_size, config.kv_size), dim=1)
         )
-        if self._q_norm is not None and self._k_norm is not None:
-            q = backend.rms_norm(q, self._q_norm, config.rms_norm_eps)
-            k = backend.rms_norm(k, self._k_norm, config.rms_norm_eps)
+        if self.q_norm is not None and self.k_norm is not None:
+            q = backend.rms_norm(q, self.q_norm, config.rms_norm_eps)
+            k = backend.rms_norm(k, self.k_norm, config.rms_norm_eps)
         keys, values = kv_cache.keys[self._index], kv_cache.values[self._index]
         backend.rope_and_cache(q, k, v, cos_sin, batch.positions, keys, values, batch.slot_mapping)
         attended = backend.attention(
@@ -106,10 +110,10 @@ class _Layer:
             batch.query_start_loc,
             batch.seq_lens,
             batch.block_tables,
-            config.head_dim**-0.5,
+            config.attention_scale,
             config.sliding_window,
         )  # [T, H, D]
-        return self._output(attended.view(tokens, config.q_size))
+        return self.output(attended.view(tokens, config.q_size))
 
 
 class Decoder:
@@ -120,24 +124,24 @@ class Decoder:
         self.config = config
         self._backend = backend
         build = _Builder(backend, weights, dtype)
-        self._embedding = build.matrix([EMBEDDING])  # [V, C]
-        self._layers = [_Layer(index, config, backend, build) for index in range(config.num_layers)]
-        self._final_norm = build.vector(FINAL_NORM)
-        head = self._embedding if config.tie_embeddings else build.matrix([LM_HEAD])
-        self._lm_head = backend.prepare_linear(head, None)
-        self._cos_sin = cos_sin_table(config.rope, config.max_positions).to(backend.device)
+        self.embedding = build.matrix([EMBEDDING])  # [V, C]
+        self.layers = [Layer(index, config, backend, build) for index in range(config.num_layers)]
+        self.final_norm = build.vector(FINAL_NORM)
+        head = self.embedding if config.tie_embeddings else build.matrix([LM_HEAD])
+        self.lm_head = backend.prepare_linear(head, None)
+        self.cos_sin = cos_sin_table(config.rope, config.max_positions).to(backend.device)
 
     @torch.inference_mode()
     def forward(self, batch: InputBatch, kv_cache: KVCache) -> torch.Tensor:
         """Computes the step's tokens, writing their keys and values to the cache. -> logits [R, V] float32 of
         batch.logits_indices, in their order; [0, V] if there are none."""
-        residual = F.embedding(batch.token_ids, self._embedding).to(self._backend.activation_dtype)  # [T, C]
+        residual = F.embedding(batch.token_ids, self.embedding).to(self._backend.activation_dtype)  # [T, C]
         x = None
-        for layer in self._layers:
-            x = layer.forward(x, residual, self._cos_sin, batch, kv_cache)
+        for layer in self.layers:
+            x = layer.forward(x, residual, self.cos_sin, batch, kv_cache)
         assert x is not None  # a model has at least one layer
         wanted = batch.logits_indices
         if wanted.numel() == 0:
             return torch.empty((0, self.config.vocab_size), dtype=torch.float32, device=residual.device)
-        x = self._backend.add_rms_norm(x[wanted], residual[wanted], self._final_norm, self.config.rms_norm_eps)
-        return self._lm_head(x).to(torch.float32)
+        x = self._backend.add_rms_norm(x[wanted], residual[wanted], self.final_norm, self.config.rms_norm_eps)
+        return self.lm_head(x).to(torch.float32)

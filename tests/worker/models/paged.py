@@ -42,6 +42,11 @@ class PagedModel:
 
     def step(self, work: dict[str, list[int]]) -> dict[str, torch.Tensor]:
         """Computes tokens of some sequences in one step. -> logits [tokens, V] of each of them."""
+        logits = self._loaded.model.forward(self.batch(work), self.kv_cache)
+        return dict(zip(work, logits.split([len(tokens) for tokens in work.values()]), strict=True))
+
+    def batch(self, work: dict[str, list[int]]) -> InputBatch:
+        """The step that computes these tokens, with the logits of all of them; the next step comes after it."""
         token_ids: list[int] = []
         positions: list[int] = []
         slots: list[int] = []
@@ -60,7 +65,7 @@ class PagedModel:
             tables.append(row.blocks)
             row.num_computed = length
         longest = max(len(table) for table in tables)
-        batch = InputBatch(
+        return InputBatch(
             token_ids=torch.tensor(token_ids),
             positions=torch.tensor(positions, dtype=torch.int32),
             slot_mapping=torch.tensor(slots),
@@ -69,8 +74,6 @@ class PagedModel:
             block_tables=torch.tensor([table + [-1] * (longest - len(table)) for table in tables], dtype=torch.int32),
             logits_indices=torch.arange(len(token_ids)),
         )
-        logits = self._loaded.model.forward(batch, self.kv_cache)
-        return dict(zip(work, logits.split([len(tokens) for tokens in work.values()]), strict=True))
 
     def run(self, name: str, tokens: list[int], chunks: list[int]) -> torch.Tensor:
         """Computes a sequence alone, in chunks of the given lengths. -> logits [tokens, V]."""
