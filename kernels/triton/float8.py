@@ -16,13 +16,21 @@ MAX = tl.constexpr(448.0)
 
 @triton.jit
 def decode(bits, NATIVE: tl.constexpr):
-    """uint8 -> float16. NaN (0x7f, 0xff), which `encode` writes for NaN alone, stays NaN."""
+    """uint8 -> float16: the value if NATIVE, the value times 2^-8 if not, which the caller folds into a scale. NaN stays
+    NaN if NATIVE and becomes 480 times 2^-8 if not."""
     if NATIVE:
         return bits.to(tl.float8e4nv, bitcast=True).to(tl.float16)
-    wide = bits.to(tl.uint16)
-    scaled = ((wide & 0x80) << 8) | ((wide & 0x7F) << 7)
-    value = scaled.to(tl.float16, bitcast=True) * 256.0
-    return tl.where((wide & 0x7F) == 0x7F, float("nan"), value).to(tl.float16)
+    sign_extended = bits.to(tl.int8, bitcast=True).to(tl.int16)
+    return ((sign_extended << 7) & ~0x4000).to(tl.float16, bitcast=True)
+
+
+@triton.jit
+def scale_of(scale_ptr, head, NATIVE: tl.constexpr):
+    """What a product with decoded values of a head must be multiplied with. scale_ptr [G] float32."""
+    scale = tl.load(scale_ptr + head)
+    if NATIVE:
+        return scale
+    return scale * 256.0
 
 
 @triton.jit

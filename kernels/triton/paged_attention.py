@@ -2,7 +2,8 @@
 
 Sequences with few queries go to the decode kernels (`paged_attention_decode.py`), the others to the prefill kernel
 (`paged_attention_prefill.py`). Which is which is decided on the GPU, sequence by sequence, since the host does not know
-the lengths: both run over the whole step, unless T and S alone show that one of them has nothing to do.
+the lengths: both run over the whole step, unless T and S alone show that one of them has nothing to do. So T = S must
+mean one query in each sequence, which holds if none is in the step without a query.
 """
 
 from __future__ import annotations
@@ -93,12 +94,11 @@ def paged_attention(
         "HAS_WINDOW": window > 0,
     }
     decode = decode_tile(gpu, group, head_dim, key_cache.element_size())
-    few_queries = decode.block_m // group  # what one pass of a decode tile takes
-    if tokens <= max(num_seqs, few_queries):
-        _decode(gpu, decode, shared, constants, max_query_len=tokens, rows_per_sequence=0)
+    few_queries = decode.block_m // group  # what a decode tile takes
+    if num_seqs > 1 or tokens <= few_queries:
+        _decode(gpu, decode, shared, constants)
+    if tokens == num_seqs or tokens <= few_queries:
         return out
-    if num_seqs > 1:
-        _decode(gpu, decode, shared, constants, max_query_len=few_queries, rows_per_sequence=few_queries)
     prefill = prefill_tile(gpu, group, head_dim, q.element_size())
     tiles = tokens // (prefill.block_m // group) + num_seqs  # the most there can be
     prefill_kernel[(tiles * kv_heads,)](
@@ -115,36 +115,27 @@ def paged_attention(
     return out
 
 
-def _decode(
-    gpu: Gpu,
-    tile: Tile,
-    shared: tuple[Any, ...],
-    constants: dict[str, int],
-    *,
-    max_query_len: int,
-    rows_per_sequence: int,
-) -> None:
-    """Both stages for the sequences of up to max_query_len queries."""
+def _decode(gpu: Gpu, tile: Tile, shared: tuple[Any, ...], constants: dict[str, int]) -> None:
+    """Both stages for the sequences of few queries."""
     _, key_cache, _, out, query_start_loc, seq_lens, block_tables, *_, window = shared
     (_, heads, head_dim), kv_heads = out.shape, constants["KV_HEADS"]
     num_seqs, max_blocks = block_tables.shape
+    few_queries = tile.block_m // constants["GROUP"]
     max_tokens = max_blocks * constants["BLOCK_SIZE"]
     if window:
-        max_tokens = min(max_tokens, window + max_query_len - 1)
+        max_tokens = min(max_tokens, window + few_queries - 1)
     token_bytes = 2 * head_dim * key_cache.element_size()
     range_tokens = split_tokens(gpu, tile, num_seqs * kv_heads, max_tokens, token_bytes)
     splits = max(1, -(-max_tokens // range_tokens))
     partial = log_sums = None
     if splits > 1:
-        rows = num_seqs * rows_per_sequence or out.shape[0]
-        partial = torch.empty((rows, heads, splits, head_dim), dtype=torch.float32, device=out.device)
-        log_sums = torch.empty((rows, heads, splits), dtype=torch.float32, device=out.device)
+        rows = (num_seqs, few_queries, heads, splits)
+        partial = torch.empty((*rows, head_dim), dtype=torch.float32, device=out.device)
+        log_sums = torch.empty(rows, dtype=torch.float32, device=out.device)
     decode_kernel[(num_seqs, kv_heads, splits)](
         *shared,
         partial,
         log_sums,
-        max_query_len,
-        rows_per_sequence,
         range_tokens,
         **constants,
         BLOCK_M=tile.block_m,
@@ -161,11 +152,10 @@ def _decode(
             out,
             query_start_loc,
             seq_lens,
-            max_query_len,
-            rows_per_sequence,
-            range_tokens,
             splits,
+            range_tokens,
             window,
+            QUERIES=few_queries,
             HEADS=heads,
             HEAD_DIM=head_dim,
             BLOCK_D=constants["BLOCK_D"],

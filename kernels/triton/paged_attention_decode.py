@@ -1,16 +1,14 @@
 """Paged attention for sequences with few queries, in two stages.
 
 Stage 1, grid (S, G, splits): a program takes one sequence, one KV head and one range of split_tokens keys. All query
-heads of the KV head are rows of one tile, so each byte of the range's keys and values is read once: 2 * D elements per
-key and KV head, the op's whole traffic but for the queries. Sequences with up to BLOCK_M // GROUP queries take one pass
-(decode and the verification of a few drafted tokens), longer ones several. A sequence that fits one range is written
-to the output at once; of the others every range writes its partial output and the log2 of its sum of exponentials.
+heads of the KV head, of up to QUERIES = BLOCK_M // GROUP queries, are rows of one tile, so that each byte of the range's
+keys and values is read once: 2 * D elements per key and KV head, the op's whole traffic but for the queries. That serves
+decoding and the verification of a few drafted tokens; sequences with more queries are left to the prefill kernel. A
+sequence that fits one range is written to the output at once; of the others every range writes its partial output and
+the log2 of its sum of exponentials.
 
 Stage 2, grid (S, H): merges the partial outputs of the sequences that have several, reading 4 * (D + 1) bytes per range
 and head.
-
-Partial outputs live in R rows of H heads. A query's row is its own number where T is the number of decoding queries,
-and rows_per_sequence * its sequence's number + its place there where prompts are in the step too.
 """
 
 from __future__ import annotations
@@ -18,7 +16,9 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from kernels.triton import float8
 from kernels.triton.streaming_softmax import load_queries, row_exists, stream_keys
+
 
 @triton.jit
 def split_bounds(query_len, seq_len, window, split_tokens, HAS_WINDOW: tl.constexpr):
@@ -29,13 +29,7 @@ def split_bounds(query_len, seq_len, window, split_tokens, HAS_WINDOW: tl.conste
     return first_key, tl.cdiv(seq_len - first_key, split_tokens)
 
 
-@triton.jit
-def first_row(sequence, start, rows_per_sequence):
-    """The row of partial outputs of a sequence's first query."""
-    return tl.where(rows_per_sequence == 0, start, sequence * rows_per_sequence)
-
-
-@triton.jit(do_not_specialize=["table_stride", "max_query_len", "rows_per_sequence", "split_tokens", "window"])
+@triton.jit(do_not_specialize=["table_stride", "window", "split_tokens"])
 def decode_kernel(
     q_ptr,  # [T, H, D], q_stride elements from token to token
     key_ptr,  # [N, G, B, D]
@@ -51,10 +45,8 @@ def decode_kernel(
     scale,
     soft_cap,
     window,
-    partial_ptr,  # [R, H, splits, D] float32, None without HAS_SPLITS
-    log_sum_ptr,  # [R, H, splits] float32
-    max_query_len,
-    rows_per_sequence,
+    partial_ptr,  # [S, QUERIES, H, splits, D] float32, None without HAS_SPLITS
+    log_sum_ptr,  # [S, QUERIES, H, splits] float32
     split_tokens,
     GROUP: tl.constexpr,
     KV_HEADS: tl.constexpr,
@@ -68,6 +60,8 @@ def decode_kernel(
     HAS_WINDOW: tl.constexpr,
     HAS_SPLITS: tl.constexpr,
 ):
+    QUERIES: tl.constexpr = BLOCK_M // GROUP
+    HEADS: tl.constexpr = KV_HEADS * GROUP
     sequence = tl.program_id(0)
     kv_head = tl.program_id(1)
     split = tl.program_id(2)
@@ -75,75 +69,72 @@ def decode_kernel(
     end = tl.load(query_start_loc_ptr + sequence + 1)
     seq_len = tl.load(seq_lens_ptr + sequence)
     first_key, num_splits = split_bounds(end - start, seq_len, window, split_tokens, HAS_WINDOW)
-    # An empty range of a row without keys (a padding row) goes on and writes zeros.
-    if end - start > max_query_len or split >= tl.maximum(num_splits, 1):
+    # A row without keys has one empty range, which writes zeros.
+    if end - start > QUERIES or split >= tl.maximum(num_splits, 1):
         return
     first_key += split * split_tokens
     end_key = tl.minimum(first_key + split_tokens, seq_len)
-    table_ptr = block_tables_ptr + sequence.to(tl.int64) * table_stride
     qk_scale = scale
     if KV_FORMAT != 0:
-        qk_scale *= tl.load(k_scale_ptr + kv_head)
+        qk_scale *= float8.scale_of(k_scale_ptr, kv_head, KV_FORMAT == 1)
 
     rows = tl.arange(0, BLOCK_M)
     dims = tl.arange(0, BLOCK_D)
-    for first_query in tl.range(start, end, BLOCK_M // GROUP, num_stages=1):
-        q = load_queries(q_ptr, first_query, end, kv_head, q_stride, GROUP, HEAD_DIM, BLOCK_D, BLOCK_M, KV_FORMAT)
-        queries = first_query + rows // GROUP
-        acc, row_max, row_sum = stream_keys(
-            tl.zeros([BLOCK_M, BLOCK_D], tl.float32),
-            tl.full([BLOCK_M], float("-inf"), tl.float32),
-            tl.zeros([BLOCK_M], tl.float32),
-            q,
-            seq_len - end + queries,
-            first_key,
-            end_key,
-            key_ptr,
-            value_ptr,
-            table_ptr,
-            kv_head,
-            qk_scale,
-            soft_cap,
-            window,
-            KV_HEADS,
-            HEAD_DIM,
-            BLOCK_SIZE,
-            BLOCK_D,
-            BLOCK_N,
-            KV_FORMAT,
-            HAS_SOFT_CAP,
-            HAS_WINDOW,
-            MASKED=True,
-        )
-        attended = acc / tl.where(row_sum == 0.0, 1.0, row_sum)[:, None]
-        if KV_FORMAT != 0:
-            attended *= tl.load(v_scale_ptr + kv_head)
-        exists = row_exists(first_query, end, GROUP, BLOCK_M)
-        in_head = (dims < HEAD_DIM)[None, :]
-        out_rows = queries.to(tl.int64) * (KV_HEADS * GROUP) + kv_head * GROUP + rows % GROUP
-        if HAS_SPLITS:
-            shift = first_row(sequence, start, rows_per_sequence) - start
-            partial_rows = (out_rows + shift.to(tl.int64) * (KV_HEADS * GROUP)) * tl.num_programs(2) + split
-            is_part = exists & (rows < tl.where(num_splits > 1, BLOCK_M, 0))
-            exists = exists & (rows < tl.where(num_splits > 1, 0, BLOCK_M))
-            partial = partial_ptr + partial_rows[:, None] * HEAD_DIM + dims[None, :]
-            tl.store(partial, attended, mask=is_part[:, None] & in_head)
-            tl.store(log_sum_ptr + partial_rows, row_max + tl.log2(row_sum), mask=is_part)
-        tl.store(out_ptr + out_rows[:, None] * HEAD_DIM + dims[None, :], attended, mask=exists[:, None] & in_head)
+    acc, row_max, row_sum = stream_keys(
+        tl.zeros([BLOCK_M, BLOCK_D], tl.float32),
+        tl.full([BLOCK_M], float("-inf"), tl.float32),
+        tl.zeros([BLOCK_M], tl.float32),
+        load_queries(q_ptr, start, end, kv_head, q_stride, GROUP, HEAD_DIM, BLOCK_D, BLOCK_M, KV_FORMAT),
+        seq_len - (end - start) + rows // GROUP,
+        first_key,
+        end_key,
+        key_ptr,
+        value_ptr,
+        block_tables_ptr + sequence.to(tl.int64) * table_stride,
+        kv_head,
+        qk_scale,
+        soft_cap,
+        window,
+        KV_HEADS,
+        HEAD_DIM,
+        BLOCK_SIZE,
+        BLOCK_D,
+        BLOCK_N,
+        KV_FORMAT,
+        HAS_SOFT_CAP,
+        HAS_WINDOW,
+        MASKED=True,
+    )
+    attended = acc / tl.where(row_sum == 0.0, 1.0, row_sum)[:, None]
+    if KV_FORMAT != 0:
+        attended *= float8.scale_of(v_scale_ptr, kv_head, KV_FORMAT == 1)
+
+    in_head = (dims < HEAD_DIM)[None, :]
+    exists = row_exists(start, end, GROUP, BLOCK_M)
+    out_rows = rows // GROUP * HEADS + kv_head * GROUP + rows % GROUP  # [QUERIES, H] of the sequence
+    if HAS_SPLITS:
+        # Which of the two stores happens is a matter of masks: a branch would stall on them more than they cost.
+        is_part = exists & (rows < tl.where(num_splits > 1, BLOCK_M, 0))
+        exists = exists & (rows < tl.where(num_splits > 1, 0, BLOCK_M))
+        partial_rows = (sequence.to(tl.int64) * (QUERIES * HEADS) + out_rows) * tl.num_programs(2) + split
+        partial = partial_ptr + partial_rows[:, None] * HEAD_DIM + dims[None, :]
+        tl.store(partial, attended, mask=is_part[:, None] & in_head)
+        tl.store(log_sum_ptr + partial_rows, row_max + tl.log2(row_sum), mask=is_part)
+    out = out_ptr + (start.to(tl.int64) * HEADS + out_rows)[:, None] * HEAD_DIM + dims[None, :]
+    tl.store(out, attended, mask=exists[:, None] & in_head)
 
 
-@triton.jit(do_not_specialize=["max_query_len", "rows_per_sequence", "split_tokens", "splits", "window"])
+@triton.jit(do_not_specialize=["splits", "split_tokens", "window"])
 def merge_kernel(
-    partial_ptr,  # [R, H, splits, D] float32
-    log_sum_ptr,  # [R, H, splits] float32
+    partial_ptr,  # [S, QUERIES, H, splits, D] float32
+    log_sum_ptr,  # [S, QUERIES, H, splits] float32
     out_ptr,  # [T, H, D]
     query_start_loc_ptr,  # [S + 1]
     seq_lens_ptr,  # [S]
-    max_query_len,
-    rows_per_sequence,
-    split_tokens,
     splits,
+    split_tokens,
     window,
+    QUERIES: tl.constexpr,
     HEADS: tl.constexpr,
     HEAD_DIM: tl.constexpr,
     BLOCK_D: tl.constexpr,
@@ -157,13 +148,12 @@ def merge_kernel(
     end = tl.load(query_start_loc_ptr + sequence + 1)
     seq_len = tl.load(seq_lens_ptr + sequence)
     _, num_splits = split_bounds(end - start, seq_len, window, split_tokens, HAS_WINDOW)
-    if end - start > max_query_len or num_splits <= 1:
+    if end - start > QUERIES or num_splits <= 1:
         return
     dims = tl.arange(0, BLOCK_D)
     all_splits = tl.arange(0, PADDED_SPLITS)
-    shift = first_row(sequence, start, rows_per_sequence) - start
     for query in tl.range(start, end):
-        row = ((query + shift) * HEADS + head) * splits
+        row = ((sequence * QUERIES + query - start) * HEADS + head) * splits
         log_sums = tl.load(log_sum_ptr + row + all_splits, mask=all_splits < num_splits, other=float("-inf"))
         largest = tl.max(log_sums, axis=0)
         total = tl.sum(tl.exp2(log_sums - largest), axis=0)

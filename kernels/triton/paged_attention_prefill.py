@@ -14,6 +14,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from kernels.triton import float8
 from kernels.triton.streaming_softmax import load_queries, row_exists, stream_keys
 
 
@@ -79,7 +80,7 @@ def prefill_kernel(
     table_ptr = block_tables_ptr + sequence.to(tl.int64) * table_stride
     qk_scale = scale
     if KV_FORMAT != 0:
-        qk_scale *= tl.load(k_scale_ptr + kv_head)
+        qk_scale *= float8.scale_of(k_scale_ptr, kv_head, KV_FORMAT == 1)
 
     rows = tl.arange(0, BLOCK_M)
     dims = tl.arange(0, BLOCK_D)
@@ -142,7 +143,7 @@ def prefill_kernel(
     )
     attended = acc / tl.where(row_sum == 0.0, 1.0, row_sum)[:, None]  # 0 in rows that do not exist, under a window
     if KV_FORMAT != 0:
-        attended *= tl.load(v_scale_ptr + kv_head)
+        attended *= float8.scale_of(v_scale_ptr, kv_head, KV_FORMAT == 1)
     queries = first_query + rows // GROUP
     out_rows = queries.to(tl.int64) * (KV_HEADS * GROUP) + kv_head * GROUP + rows % GROUP
     exists = row_exists(first_query, end, GROUP, BLOCK_M)

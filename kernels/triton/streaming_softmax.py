@@ -93,14 +93,19 @@ def stream_keys(
         outer_scale = soft_cap * LOG2_E
     else:
         outer_scale = qk_scale * LOG2_E
+    next_pos = first_key + tokens
+    next_blocks = tl.load(table_ptr + next_pos // BLOCK_SIZE, mask=next_pos < end_key, other=0)
     for start in tl.range(first_key, end_key, BLOCK_N):
-        key_pos = start + tokens
+        # Block ids are loaded a step ahead of the keys that they lead to. Loaded in the same step they would take a
+        # stage of the pipeline of their own, and keys and values would get half the buffers.
+        key_pos = next_pos
+        blocks = next_blocks
+        next_pos += BLOCK_N
+        next_blocks = tl.load(table_ptr + next_pos // BLOCK_SIZE, mask=next_pos < end_key, other=0)
         if MASKED:
             in_range = key_pos < end_key
-            blocks = tl.load(table_ptr + key_pos // BLOCK_SIZE, mask=in_range, other=0)
             readable = in_range[:, None] & in_head
         else:
-            blocks = tl.load(table_ptr + key_pos // BLOCK_SIZE)
             readable = in_head
         # The caches as rows of D: fewer than 2^31 of them (the launcher sees to it), but more elements.
         cache_rows = (blocks * KV_HEADS + kv_head) * BLOCK_SIZE + key_pos % BLOCK_SIZE
