@@ -192,6 +192,7 @@ class CpuOps:
         block_tables: torch.Tensor,
         scale: float,
         window: int,
+        soft_cap: float = 0.0,
     ) -> torch.Tensor:
         """Causal attention of each sequence's last queries over its paged keys and values.
 
@@ -215,6 +216,8 @@ class CpuOps:
             _reject(op, "block_tables", f"[{num_seqs}, max blocks] in int32 with contiguous rows", block_tables)
         if window < 0:
             raise ValueError(f"{op}: window must be 0 (none) or positive, got {window}")
+        if soft_cap:
+            raise ValueError(f"{op}: soft_cap must be 0 (none), the CPU has no kernel for others, got {soft_cap}")
         out = torch.empty((tokens, query_heads, head_dim))
         status = self._library.attention(
             q.data_ptr(),

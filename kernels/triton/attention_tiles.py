@@ -47,10 +47,28 @@ def decode_tile(gpu: Gpu, group: int, head_dim: int, cache_bytes: int) -> Tile:
 
 
 @functools.cache
-def prefill_tile(gpu: Gpu, group: int, head_dim: int, query_bytes: int) -> Tile:
-    """query_bytes: size of a query's element."""
-    block_m = max(128 if query_bytes == 2 else 32, next_power_of_2(group))
-    return Tile(block_m, 64, 8, 3)
+def prefill_tile(gpu: Gpu, group: int, head_dim: int, query_bytes: int, cache_bytes: int, has_window: bool) -> Tile:
+    """query_bytes, cache_bytes: sizes of an element of a query and of the cache.
+
+    128 rows of 64 or 128 keys: with 64 rows, reading keys and values from L2 would take longer than the products. 8
+    warps hold the output in registers, at most 128 a thread, with the scores beside it; where that is too much for 255
+    registers, there are fewer keys or rows. With 200 kB of shared memory and the warpgroup products of Hopper, 128 keys
+    a step halve what each step costs beside them; masks on columns or of a window leave no registers for that. Heads
+    of 64 rather fit two programs to an SM, so that one computes products while the other takes exponentials. In
+    float32 no tensor core takes part: small tiles, for registers.
+    """
+    if query_bytes == 4:
+        return Tile(max(32, next_power_of_2(group)), 32, 8, 2)
+    large = gpu.shared_bytes >= 200 << 10
+    if head_dim <= 64:
+        return Tile(128, 64, 8, 3)
+    if head_dim == 128 and large and not has_window:
+        return Tile(128, 128, 8, 2)
+    if head_dim <= 128:
+        return Tile(128, 64, 8, 3 if large else 2)
+    if large and cache_bytes == 2:
+        return Tile(128, 32, 8, 3)
+    return Tile(max(64, next_power_of_2(group)), 32, 8, 2)
 
 
 @functools.lru_cache(maxsize=4096)

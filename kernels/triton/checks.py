@@ -36,7 +36,7 @@ def check_cache(
     k_scale: torch.Tensor | None,
     v_scale: torch.Tensor | None,
 ) -> torch.Size:
-    """Both caches [N, G, B, D] alike, in dtype without scales or in float8 with both, [G] float32. Returns the shape."""
+    """Both caches [N, G, B, D] alike, in dtype without scales or in float8 with both, [G] float32 -> that shape."""
     shape = key_cache.shape
     stored = dtype if k_scale is None else FLOAT8
     for field, cache in (("key_cache", key_cache), ("value_cache", value_cache)):

@@ -6,6 +6,7 @@ import functools
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
@@ -39,7 +40,7 @@ def assume(gpu: Gpu) -> Iterator[None]:
 
 @functools.cache
 def _read(index: int) -> Gpu:
-    properties = torch.cuda.get_device_properties(index)
+    properties: Any = torch.cuda.get_device_properties(index)  # torch's stubs miss a field
     return Gpu(
         capability=10 * properties.major + properties.minor,
         num_sms=properties.multi_processor_count,

@@ -2,8 +2,8 @@
 
 Kernels see such a cache as uint8: architectures before 8.9 have no e4m3 and Triton refuses the type there. Reading goes
 to float16, which holds every e4m3 value exactly. Where the hardware converts (two values an instruction) it does;
-elsewhere the bits are moved: e4m3's 4 exponent and 3 mantissa bits, put at the top of float16's 5 and 10, are the value
-times 2^-8, subnormals included.
+elsewhere the bits are moved: e4m3's 4 exponent and 3 mantissa bits, put below the top one of float16's 5 and at the top
+of its 10, are the value times 2^-8, subnormals included.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ MAX = tl.constexpr(448.0)
 
 @triton.jit
 def decode(bits, NATIVE: tl.constexpr):
-    """uint8 -> float16: the value if NATIVE, the value times 2^-8 if not, which the caller folds into a scale. NaN stays
-    NaN if NATIVE and becomes 480 times 2^-8 if not."""
+    """uint8 -> float16: the value if NATIVE, the value times 2^-8 if not, which `scale_of` makes up for. NaN stays NaN
+    if NATIVE and becomes 480 times 2^-8 if not."""
     if NATIVE:
         return bits.to(tl.float8e4nv, bitcast=True).to(tl.float16)
     sign_extended = bits.to(tl.int8, bitcast=True).to(tl.int16)

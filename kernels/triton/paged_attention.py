@@ -32,6 +32,7 @@ def paged_attention(
     scale: float,
     window: int,
     soft_cap: float = 0.0,
+    *,
     k_scale: torch.Tensor | None = None,
     v_scale: torch.Tensor | None = None,
 ) -> torch.Tensor:
@@ -47,7 +48,7 @@ def paged_attention(
     """
     op = "paged_attention"
     tokens, num_seqs = q.shape[0], seq_lens.shape[0]
-    num_blocks, kv_heads, block_size, head_dim = check_cache(op, key_cache, value_cache, q.dtype, k_scale, v_scale)
+    _, kv_heads, block_size, head_dim = check_cache(op, key_cache, value_cache, q.dtype, k_scale, v_scale)
     heads = check_heads(op, "q", q, tokens, head_dim)
     group = heads // kv_heads
     if heads % kv_heads or group > MAX_GROUP or head_dim > MAX_HEAD_DIM:
@@ -99,7 +100,7 @@ def paged_attention(
         _decode(gpu, decode, shared, constants)
     if tokens == num_seqs or tokens <= few_queries:
         return out
-    prefill = prefill_tile(gpu, group, head_dim, q.element_size())
+    prefill = prefill_tile(gpu, group, head_dim, q.element_size(), key_cache.element_size(), window > 0)
     tiles = tokens // (prefill.block_m // group) + num_seqs  # the most there can be
     prefill_kernel[(tiles * kv_heads,)](
         *shared,

@@ -1,8 +1,8 @@
 """Paged attention for sequences with few queries, in two stages.
 
 Stage 1, grid (S, G, splits): a program takes one sequence, one KV head and one range of split_tokens keys. All query
-heads of the KV head, of up to QUERIES = BLOCK_M // GROUP queries, are rows of one tile, so that each byte of the range's
-keys and values is read once: 2 * D elements per key and KV head, the op's whole traffic but for the queries. That serves
+heads of the KV head, of up to QUERIES = BLOCK_M // GROUP queries, are rows of one tile, so that each byte of keys and
+values is read once: 2 * D elements per key and KV head, the op's whole traffic but for the queries. That serves
 decoding and the verification of a few drafted tokens; sequences with more queries are left to the prefill kernel. A
 sequence that fits one range is written to the output at once; of the others every range writes its partial output and
 the log2 of its sum of exponentials.

@@ -20,7 +20,7 @@ from kernels.triton.streaming_softmax import load_queries, row_exists, stream_ke
 
 @triton.jit
 def find_sequence(query_start_loc_ptr, tile, num_seqs, QUERIES: tl.constexpr):
-    """The last sequence whose first tile is not behind `tile`; the tiles of sequence s begin at start // QUERIES + s."""
+    """The last sequence whose first tile is not behind `tile`: sequence s begins with tile start // QUERIES + s."""
     low = 0
     high = num_seqs
     while high - low > 1:
@@ -89,58 +89,38 @@ def prefill_kernel(
     acc = tl.zeros([BLOCK_M, BLOCK_D], tl.float32)
     row_max = tl.full([BLOCK_M], float("-inf"), tl.float32)
     row_sum = tl.zeros([BLOCK_M], tl.float32)
-    # Keys up to the first query's own are seen by the whole tile: no masks, except those of a window.
-    common_end = first_key + (first_pos + 1 - first_key) // BLOCK_N * BLOCK_N
-    acc, row_max, row_sum = stream_keys(
-        acc,
-        row_max,
-        row_sum,
-        q,
-        query_pos,
-        first_key,
-        common_end,
-        key_ptr,
-        value_ptr,
-        table_ptr,
-        kv_head,
-        qk_scale,
-        soft_cap,
-        window,
-        KV_HEADS,
-        HEAD_DIM,
-        BLOCK_SIZE,
-        BLOCK_D,
-        BLOCK_N,
-        KV_FORMAT,
-        HAS_SOFT_CAP,
-        HAS_WINDOW,
-        MASKED=HAS_WINDOW,
-    )
-    acc, row_max, row_sum = stream_keys(
-        acc,
-        row_max,
-        row_sum,
-        q,
-        query_pos,
-        common_end,
-        end_key,
-        key_ptr,
-        value_ptr,
-        table_ptr,
-        kv_head,
-        qk_scale,
-        soft_cap,
-        window,
-        KV_HEADS,
-        HEAD_DIM,
-        BLOCK_SIZE,
-        BLOCK_D,
-        BLOCK_N,
-        KV_FORMAT,
-        HAS_SOFT_CAP,
-        HAS_WINDOW,
-        MASKED=True,
-    )
+    # Keys in common_start..common_end - 1 are seen by all queries of the tile and need no masks.
+    common_start = first_key
+    if HAS_WINDOW:
+        unseen = tl.minimum(QUERIES, seq_len - first_pos) - 1  # keys that the first query sees and the last does not
+        common_start = tl.minimum(first_key + tl.cdiv(unseen, BLOCK_N) * BLOCK_N, end_key)
+    common_end = common_start + tl.maximum(first_pos + 1 - common_start, 0) // BLOCK_N * BLOCK_N
+    for part in tl.static_range(0 if HAS_WINDOW else 1, 3):
+        acc, row_max, row_sum = stream_keys(
+            acc,
+            row_max,
+            row_sum,
+            q,
+            query_pos,
+            first_key if part == 0 else common_start if part == 1 else common_end,
+            common_start if part == 0 else common_end if part == 1 else end_key,
+            key_ptr,
+            value_ptr,
+            table_ptr,
+            kv_head,
+            qk_scale,
+            soft_cap,
+            window,
+            KV_HEADS,
+            HEAD_DIM,
+            BLOCK_SIZE,
+            BLOCK_D,
+            BLOCK_N,
+            KV_FORMAT,
+            HAS_SOFT_CAP,
+            HAS_WINDOW,
+            MASKED=part != 1,
+        )
     attended = acc / tl.where(row_sum == 0.0, 1.0, row_sum)[:, None]  # 0 in rows that do not exist, under a window
     if KV_FORMAT != 0:
         attended *= float8.scale_of(v_scale_ptr, kv_head, KV_FORMAT == 1)

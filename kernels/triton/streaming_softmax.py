@@ -93,26 +93,26 @@ def stream_keys(
         outer_scale = soft_cap * LOG2_E
     else:
         outer_scale = qk_scale * LOG2_E
+    last_visible = tl.minimum(query_pos, end_key - 1)
     next_pos = first_key + tokens
     next_blocks = tl.load(table_ptr + next_pos // BLOCK_SIZE, mask=next_pos < end_key, other=0)
-    for start in tl.range(first_key, end_key, BLOCK_N):
+    for _ in tl.range(first_key, end_key, BLOCK_N):
         # Block ids are loaded a step ahead of the keys that they lead to. Loaded in the same step they would take a
         # stage of the pipeline of their own, and keys and values would get half the buffers.
         key_pos = next_pos
         blocks = next_blocks
         next_pos += BLOCK_N
         next_blocks = tl.load(table_ptr + next_pos // BLOCK_SIZE, mask=next_pos < end_key, other=0)
-        if MASKED:
-            in_range = key_pos < end_key
-            readable = in_range[:, None] & in_head
-        else:
-            readable = in_head
         # The caches as rows of D: fewer than 2^31 of them (the launcher sees to it), but more elements.
         cache_rows = (blocks * KV_HEADS + kv_head) * BLOCK_SIZE + key_pos % BLOCK_SIZE
         offsets = cache_rows.to(tl.int64)[:, None] * HEAD_DIM + dims[None, :]
-        if MASKED or BLOCK_D != HEAD_DIM:
+        if MASKED:
+            readable = (key_pos < end_key)[:, None] & in_head
             keys = tl.load(key_ptr + offsets, mask=readable, other=0)
             values = tl.load(value_ptr + offsets, mask=readable, other=0)  # 0 * NaN must not come in
+        elif BLOCK_D != HEAD_DIM:
+            keys = tl.load(key_ptr + offsets, mask=in_head, other=0)
+            values = tl.load(value_ptr + offsets, mask=in_head, other=0)
         else:
             keys = tl.load(key_ptr + offsets)
             values = tl.load(value_ptr + offsets)
@@ -124,7 +124,7 @@ def stream_keys(
         if HAS_SOFT_CAP:
             scores = 1.0 - 2.0 / (tl.exp2(scores * (inner_scale * 2.0 * LOG2_E)) + 1.0)  # tanh, 1 or -1 at the ends
         if MASKED:
-            visible = in_range[None, :] & (key_pos[None, :] <= query_pos[:, None])
+            visible = key_pos[None, :] <= last_visible[:, None]
             if HAS_WINDOW:
                 visible &= key_pos[None, :] > query_pos[:, None] - window
             scores = tl.where(visible, scores, float("-inf"))
