@@ -8,11 +8,16 @@ from __future__ import annotations
 import torch
 
 
-def gather(cache: torch.Tensor, block_table: torch.Tensor, length: int) -> torch.Tensor:
-    """The first `length` tokens of one sequence. cache [N, G, B, D], block_table [max blocks] -> [length, G, D]."""
+def gather(
+    cache: torch.Tensor, block_table: torch.Tensor, length: int, scale: torch.Tensor | None = None
+) -> torch.Tensor:
+    """The first `length` tokens of one sequence. cache [N, G, B, D], block_table [max blocks], scale [G] of a float8
+    cache -> [length, G, D]."""
     block_size = cache.shape[2]
     blocks = block_table[: -(-length // block_size)].long()  # what follows in the table is undefined
-    return cache[blocks].transpose(1, 2).flatten(0, 1)[:length].float()
+    tokens = cache.view(torch.uint8)[blocks].view(cache.dtype) if scale is not None else cache[blocks]
+    tokens = tokens.float().transpose(1, 2).flatten(0, 1)[:length]
+    return tokens if scale is None else tokens * scale[:, None]
 
 
 def visible(query_len: int, seq_len: int, window: int, device: torch.device) -> torch.Tensor:
@@ -34,10 +39,16 @@ def paged_attention(
     block_tables: torch.Tensor,
     scale: float,
     window: int,
+    soft_cap: float = 0.0,
+    *,
+    k_scale: torch.Tensor | None = None,
+    v_scale: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """q [T, H, D], caches [N, G, B, D], query_start_loc [S + 1], seq_lens [S], block_tables [S, M] -> [T, H, D].
 
     The queries of a sequence are its last tokens; `window` w > 0 lets each see itself and the w - 1 positions before.
+    soft_cap c > 0 makes a score s, after `scale`, c * tanh(s / c). k_scale, v_scale [G] float32 are given with caches
+    in float8_e4m3fn, where a stored value times its head's scale is the real one.
     """
     out = torch.empty_like(q)
     group = q.shape[1] // key_cache.shape[1]
@@ -46,9 +57,11 @@ def paged_attention(
         start, end = starts[index], starts[index + 1]
         if start == end:
             continue
-        keys = gather(key_cache, block_tables[index], seq_len).repeat_interleave(group, dim=1)  # [L, H, D]
-        values = gather(value_cache, block_tables[index], seq_len).repeat_interleave(group, dim=1)
+        keys = gather(key_cache, block_tables[index], seq_len, k_scale).repeat_interleave(group, dim=1)  # [L, H, D]
+        values = gather(value_cache, block_tables[index], seq_len, v_scale).repeat_interleave(group, dim=1)
         scores = torch.einsum("qhd,khd->hqk", q[start:end].float(), keys) * scale
+        if soft_cap:
+            scores = soft_cap * torch.tanh(scores / soft_cap)
         mask = visible(end - start, seq_len, window, q.device)
         weights = torch.softmax(scores.masked_fill(~mask, float("-inf")), dim=-1)
         # A windowed sequence may have given its oldest blocks back: what is there now must not reach 0 * NaN.

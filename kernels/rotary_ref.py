@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import torch
 
+from kernels.reshape_and_cache_ref import reshape_and_cache
+
 
 def rotate(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
     """x [T, heads, D], cos and sin [T, D/2] in float32 -> the rotated heads, of x's shape and dtype."""
@@ -24,17 +26,15 @@ def rope_and_cache(
     key_cache: torch.Tensor,
     value_cache: torch.Tensor,
     slot_mapping: torch.Tensor,
+    k_scale: torch.Tensor | None = None,
+    v_scale: torch.Tensor | None = None,
 ) -> None:
     """Rotates q [T, H, D] and k [T, G, D] in place and writes k and v [T, G, D] to their slots.
 
-    cos_sin [max positions, D]: cosines of D/2 angles, then their sines, float32; positions [T]; key_cache and
-    value_cache [N, G, B, D]; slot_mapping [T] = block * B + offset, every slot named once.
+    cos_sin [max positions, D]: cosines of D/2 angles, then their sines, float32; positions [T]; the rest as
+    `reshape_and_cache_ref.reshape_and_cache` takes it.
     """
     cos, sin = cos_sin[positions.long()].chunk(2, dim=-1)
     q.copy_(rotate(q, cos, sin))
     k.copy_(rotate(k, cos, sin))
-    block_size = key_cache.shape[2]
-    blocks = torch.div(slot_mapping, block_size, rounding_mode="floor")
-    offsets = slot_mapping % block_size
-    key_cache[blocks, :, offsets] = k.to(key_cache.dtype)
-    value_cache[blocks, :, offsets] = v.to(value_cache.dtype)
+    reshape_and_cache(k, v, key_cache, value_cache, slot_mapping, k_scale, v_scale)

@@ -8,8 +8,8 @@ import sys
 
 _HEADER = """\
 # The releases that octavo is developed and tested with; `make constraints` writes this file.
-# triton is not pinned: builds of torch for GPUs pin their own, and the CPU build needs none."""
-_UNPINNED = re.compile(r"^(triton|nvidia-[\w-]+|cuda-[\w-]+)==")
+# triton is the release that the builds of this torch for GPUs ask for."""
+_UNPINNED = re.compile(r"^(nvidia-[\w-]+|cuda-[\w-]+)==")
 
 
 def main() -> None:

@@ -73,11 +73,13 @@ class Backend(Protocol):
         block_tables: torch.Tensor,
         scale: float,
         window: int,
+        soft_cap: float = 0.0,
     ) -> torch.Tensor:
         """Causal attention of each sequence's last queries over its paged keys and values; varlen, so one call serves
         prefill, chunked prefill and decode. q [T, H, D]; query_start_loc [S + 1], seq_lens [S] (tokens in the cache,
         this step's included), block_tables [S, max blocks] int32, entries past a sequence's length are undefined.
-        window: 0 is none, w lets a query see itself and the w - 1 positions before. -> [T, H, D]."""
+        window: 0 is none, w lets a query see itself and the w - 1 positions before. soft_cap: 0 is none, with c a
+        score s, after `scale`, becomes c * tanh(s / c). -> [T, H, D]."""
         ...
 
     def silu_and_mul(self, gate_up: torch.Tensor) -> torch.Tensor:

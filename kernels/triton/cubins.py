@@ -1,0 +1,143 @@
+"""Compiling what the launchers would launch, on a machine without a GPU.
+
+`recorded` lets launchers run on tensors without memory (device "meta") and keeps each kernel with its arguments instead
+of launching it; `compile_variant` gives those to Triton's compiler as the launch would have, for a GPU of choice, and
+reads from the cubin what the assembler allotted.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+import triton
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+from triton.runtime.jit import JITFunction
+
+_POINTERS = {
+    torch.float32: "*fp32",
+    torch.float16: "*fp16",
+    torch.bfloat16: "*bf16",
+    torch.uint8: "*u8",
+    torch.int32: "*i32",
+    torch.int64: "*i64",
+}
+_CUOBJDUMP = Path(triton.__file__).parent / "backends/nvidia/bin/cuobjdump"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Variant:
+    """A kernel with the types of its arguments, its constants, which arguments are multiples of 16, and its options.
+
+    Arguments are known by their place, so that a variant can be sent to another process.
+    """
+
+    module: str
+    kernel: str
+    signature: tuple[tuple[str, str], ...]
+    constants: tuple[tuple[int, Any], ...]
+    aligned: tuple[int, ...]
+    options: tuple[tuple[str, Any], ...]
+
+    @property
+    def function(self) -> Any:
+        return getattr(__import__(self.module, fromlist=[self.kernel]), self.kernel)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Resources:
+    """Per thread: registers, and bytes of stack, where spilled ones go. Per program: warps, bytes of shared memory."""
+
+    registers: int
+    stack: int
+    warps: int
+    shared: int
+    cubin_bytes: int
+
+
+@contextmanager
+def recorded() -> Iterator[list[Variant]]:
+    """Within it, launches add a variant to the list and do nothing else."""
+    variants: list[Variant] = []
+
+    def record(kernel: Any, *args: Any, grid: Any, warmup: bool, **keywords: Any) -> None:
+        variants.append(_variant(kernel, args, keywords))
+
+    launch = JITFunction.run
+    JITFunction.run = record
+    try:
+        yield variants
+    finally:
+        JITFunction.run = launch
+
+
+def _variant(kernel: Any, args: tuple[Any, ...], keywords: dict[str, Any]) -> Variant:
+    """Specialises arguments as Triton does at launch: None and 1 are constants, multiples of 16 are marked."""
+    names = kernel.arg_names
+    bound = dict(zip(names, args, strict=False)) | {k: v for k, v in keywords.items() if k in names}
+    types, constants, aligned = [], [], []
+    for place, parameter in enumerate(kernel.params):
+        value = bound[parameter.name]
+        special = not parameter.do_not_specialize
+        if parameter.is_constexpr or value is None or (special and type(value) is int and value == 1):
+            types.append((parameter.name, "constexpr"))
+            constants.append((place, value))
+            continue
+        if isinstance(value, torch.Tensor):
+            types.append((parameter.name, _POINTERS[value.dtype]))
+            aligned.append(place)  # the allocator's addresses are, and so must be all that the launchers slice
+        else:
+            types.append((parameter.name, "fp32" if isinstance(value, float) else "i32"))
+            if isinstance(value, int) and special and value % 16 == 0:
+                aligned.append(place)
+    return Variant(
+        module=kernel.fn.__module__,
+        kernel=kernel.fn.__name__,
+        signature=tuple(types),
+        constants=tuple(constants),
+        aligned=tuple(aligned),
+        options=tuple(sorted((k, v) for k, v in keywords.items() if k not in names)),
+    )
+
+
+def compile_variant(variant: Variant, capability: int) -> tuple[Resources, Any]:
+    """Compiles for a GPU of that capability, or takes the result from Triton's cache -> what it uses, and the compiled
+    kernel. Raises whatever Triton raises where it does not compile."""
+    source = ASTSource(
+        fn=variant.function,
+        signature=dict(variant.signature),
+        constexprs={(place,): value for place, value in variant.constants},
+        attrs={(place,): [["tt.divisibility", 16]] for place in variant.aligned},
+    )
+    compiled = triton.compile(source, target=GPUTarget("cuda", capability, 32), options=dict(variant.options))
+    cubin = compiled.asm["cubin"]
+    registers, stack = _registers_and_stack(cubin)
+    metadata = compiled.metadata
+    return Resources(
+        registers=registers,
+        stack=stack,
+        warps=metadata.num_warps,
+        shared=metadata.shared,
+        cubin_bytes=len(cubin),
+    ), compiled
+
+
+def _registers_and_stack(cubin: bytes) -> tuple[int, int]:
+    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
+        file.write(cubin)
+        file.flush()
+        command = [os.fspath(_CUOBJDUMP), "--dump-resource-usage", file.name]
+        text = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    found = re.search(r"REG:(\d+) STACK:(\d+)", text)
+    if found is None:
+        raise RuntimeError(f"cuobjdump says nothing of registers: {text!r}")
+    return int(found[1]), int(found[2])

@@ -1,0 +1,140 @@
+"""The inner loop of paged attention: a tile of query rows streams over a range of keys and values.
+
+Softmax is computed as the keys come by (Milakov and Gimelshein, "Online normalizer calculation for softmax", 2018;
+Dao, "FlashAttention-2", 2023): a running maximum, a running sum and an unnormalised output per row, so that no score
+leaves the chip. Exponentials are taken to base 2, the hardware's own, with log2(e) folded into the scale.
+
+KV_FORMAT says how keys and values are stored: 0 in the type of the queries, 1 as float8 e4m3 that the hardware
+converts, 2 as float8 e4m3 that it cannot. Over float8 both products are taken in float16, which holds e4m3 exactly;
+bfloat16 would cost two more conversions per value, and conversions, not bytes, would then bound decoding.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from kernels.triton import float8
+
+LOG2_E = tl.constexpr(1.4426950408889634)
+
+
+@triton.jit
+def load_queries(
+    q_ptr,  # [T, H, D], q_stride elements from token to token
+    first_query,
+    end_query,
+    kv_head,
+    q_stride,
+    GROUP: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    KV_FORMAT: tl.constexpr,
+):
+    """Row r of the tile is head kv_head * GROUP + r % GROUP of query first_query + r // GROUP: all query heads of a KV
+    head share its keys. -> the tile [BLOCK_M, BLOCK_D], zeros where a row or column does not exist."""
+    rows = tl.arange(0, BLOCK_M)
+    dims = tl.arange(0, BLOCK_D)
+    queries = first_query + rows // GROUP
+    heads = kv_head * GROUP + rows % GROUP
+    offsets = queries.to(tl.int64) * q_stride + heads * HEAD_DIM
+    exists = row_exists(first_query, end_query, GROUP, BLOCK_M)
+    q = tl.load(q_ptr + offsets[:, None] + dims[None, :], mask=exists[:, None] & (dims < HEAD_DIM)[None, :], other=0.0)
+    if KV_FORMAT != 0:
+        q = tl.clamp(q.to(tl.float32), -65504.0, 65504.0).to(tl.float16)
+    return q
+
+
+@triton.jit
+def row_exists(first_query, end_query, GROUP: tl.constexpr, BLOCK_M: tl.constexpr):
+    """[BLOCK_M] booleans: BLOCK_M need not be a multiple of GROUP, and a sequence's queries may end in the tile."""
+    rows = tl.arange(0, BLOCK_M)
+    return (rows < BLOCK_M // GROUP * GROUP) & (first_query + rows // GROUP < end_query)
+
+
+@triton.jit
+def stream_keys(
+    acc,  # [BLOCK_M, BLOCK_D] float32, output not yet divided by row_sum
+    row_max,  # [BLOCK_M] float32, largest score so far, to base 2
+    row_sum,  # [BLOCK_M] float32
+    q,  # [BLOCK_M, BLOCK_D]
+    query_pos,  # [BLOCK_M] positions of the queries in their sequence
+    first_key,
+    end_key,
+    key_ptr,  # [N, G, B, D]
+    value_ptr,  # [N, G, B, D]
+    table_ptr,  # [max blocks] block ids of the sequence
+    kv_head,
+    qk_scale,
+    soft_cap,
+    window,
+    KV_HEADS: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    KV_FORMAT: tl.constexpr,
+    HAS_SOFT_CAP: tl.constexpr,
+    HAS_WINDOW: tl.constexpr,
+    MASKED: tl.constexpr,
+):
+    """Continues the softmax over keys first_key..end_key - 1 -> acc, row_max, row_sum.
+
+    Not MASKED: every key of the range is visible to every row and the range is a multiple of BLOCK_N. MASKED: neither
+    need hold; table entries and slots outside the range are not read, they may hold anything. A row that has seen no
+    key yet has row_max -inf and row_sum 0.
+    """
+    tokens = tl.arange(0, BLOCK_N)
+    dims = tl.arange(0, BLOCK_D)
+    in_head = (dims < HEAD_DIM)[None, :]
+    if HAS_SOFT_CAP:
+        inner_scale = qk_scale / soft_cap
+        outer_scale = soft_cap * LOG2_E
+    else:
+        outer_scale = qk_scale * LOG2_E
+    last_visible = tl.minimum(query_pos, end_key - 1)
+    next_pos = first_key + tokens
+    next_blocks = tl.load(table_ptr + next_pos // BLOCK_SIZE, mask=next_pos < end_key, other=0)
+    for _ in tl.range(first_key, end_key, BLOCK_N):
+        # Block ids are loaded a step ahead of the keys that they lead to. Loaded in the same step they would take a
+        # stage of the pipeline of their own, and keys and values would get half the buffers.
+        key_pos = next_pos
+        blocks = next_blocks
+        next_pos += BLOCK_N
+        next_blocks = tl.load(table_ptr + next_pos // BLOCK_SIZE, mask=next_pos < end_key, other=0)
+        # The caches as rows of D: fewer than 2^31 of them (the launcher sees to it), but more elements.
+        cache_rows = (blocks * KV_HEADS + kv_head) * BLOCK_SIZE + key_pos % BLOCK_SIZE
+        offsets = cache_rows.to(tl.int64)[:, None] * HEAD_DIM + dims[None, :]
+        if MASKED:
+            readable = (key_pos < end_key)[:, None] & in_head
+            keys = tl.load(key_ptr + offsets, mask=readable, other=0)
+            values = tl.load(value_ptr + offsets, mask=readable, other=0)  # 0 * NaN must not come in
+        elif BLOCK_D != HEAD_DIM:
+            keys = tl.load(key_ptr + offsets, mask=in_head, other=0)
+            values = tl.load(value_ptr + offsets, mask=in_head, other=0)
+        else:
+            keys = tl.load(key_ptr + offsets)
+            values = tl.load(value_ptr + offsets)
+        if KV_FORMAT != 0:
+            keys = float8.decode(keys, KV_FORMAT == 1)
+            values = float8.decode(values, KV_FORMAT == 1)
+
+        scores = tl.dot(q, tl.trans(keys), input_precision="ieee")  # [BLOCK_M, BLOCK_N] float32
+        if HAS_SOFT_CAP:
+            scores = 1.0 - 2.0 / (tl.exp2(scores * (inner_scale * 2.0 * LOG2_E)) + 1.0)  # tanh, 1 or -1 at the ends
+        if MASKED:
+            visible = key_pos[None, :] <= last_visible[:, None]
+            if HAS_WINDOW:
+                visible &= key_pos[None, :] > query_pos[:, None] - window
+            scores = tl.where(visible, scores, float("-inf"))
+        new_max = tl.maximum(row_max, tl.max(scores, axis=1) * outer_scale)
+        shift = new_max
+        if MASKED:
+            shift = tl.where(new_max == float("-inf"), 0.0, new_max)  # no key seen yet: -inf - -inf would be NaN
+        weights = tl.exp2(scores * outer_scale - shift[:, None])
+        decay = tl.exp2(row_max - shift)
+        row_sum = row_sum * decay + tl.sum(weights, axis=1)
+        acc = tl.dot(weights.to(values.dtype), values, acc * decay[:, None], input_precision="ieee")
+        row_max = new_max
+    return acc, row_max, row_sum
