@@ -71,6 +71,15 @@ class Cluster:
             raise TimeoutError(f"{error}; last seen: {seen[0]}") from None
         return seen[0]
 
+    @contextlib.contextmanager
+    def frozen_worker(self) -> Iterator[None]:
+        """Between enter and exit the worker is stopped (SIGSTOP), and no step gets on."""
+        self.worker.pause()
+        try:
+            yield
+        finally:
+            self.worker.resume()
+
     def wait_empty(self) -> Stats:
         """Polls until nothing runs or waits and no block is used; checks that none was lost."""
 
