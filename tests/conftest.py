@@ -1,4 +1,5 @@
-"""What holds for every test: no network for model files, and Ctrl-C that reaches the processes under test."""
+"""What holds for every test: no network for model files, threads that wait without spinning, and Ctrl-C that reaches the
+processes under test."""
 
 from __future__ import annotations
 
@@ -6,6 +7,8 @@ import os
 import signal
 
 os.environ["HF_HUB_OFFLINE"] = "1"  # before any test module imports huggingface_hub, which reads it once
+# As the worker sets it; read when torch is loaded, here and in the process that workers are forked from.
+os.environ.setdefault("GOMP_SPINCOUNT", "1000")
 
 # A shell's background job ignores SIGINT, and so would every child of it, the ones that are sent a SIGINT included.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:

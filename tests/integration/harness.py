@@ -71,6 +71,15 @@ class Cluster:
             raise TimeoutError(f"{error}; last seen: {seen[0]}") from None
         return seen[0]
 
+    @contextlib.contextmanager
+    def frozen_worker(self) -> Iterator[None]:
+        """Between enter and exit the worker is stopped (SIGSTOP), and no step gets on."""
+        self.worker.pause()
+        try:
+            yield
+        finally:
+            self.worker.resume()
+
     def wait_empty(self) -> Stats:
         """Polls until nothing runs or waits and no block is used; checks that none was lost."""
 
@@ -113,12 +122,17 @@ def cluster(
     worker_args: Sequence[str] = (),
     scheduler_args: Sequence[str] = (),
     withhold: bool = False,
+    threads: int = 1,
     env: Mapping[str, str] | None = None,
 ) -> Iterator[Cluster]:
-    """Both services, serving. logs: a directory for their logs. withhold: put a WithholdingProxy between them."""
+    """Both services, serving. logs: a directory for their logs. withhold: put a WithholdingProxy between them.
+
+    threads: of the worker. A checkpoint of an oracle has too little to share out: on a busy machine, threads that wait
+    for each other take a hundred times longer than one.
+    """
     logs.mkdir(parents=True, exist_ok=True)
     with contextlib.ExitStack() as cleanup:
-        worker = worker_process(model, logs, [*EXACT, *worker_args], env)
+        worker = worker_process(model, logs, [*EXACT, "--threads", str(threads), *worker_args], env)
         cleanup.callback(worker.kill)
         worker.start()
         proxy = cleanup.enter_context(WithholdingProxy(worker.address)) if withhold else None

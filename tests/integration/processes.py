@@ -1,7 +1,8 @@
 """Services as child processes: start, kill, stop, restart on the same port, and always clean up.
 
 Every process writes its log to a file. A failing test shows the tails of the logs of all processes that it touched (see
-`conftest.py`). Waiting is polling with a cap.
+`conftest.py`). Waiting is polling with a cap. Workers are forked from a process that has the large libraries already
+(see `fork_server.py`), unless a test gives them an environment of their own.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from pathlib import Path
 from typing import ClassVar, TypeVar
 
 from clients import Client, OctavoError
+from tests.integration.fork_server import ForkedProcess
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 _T = TypeVar("_T")
@@ -62,9 +64,10 @@ class ServiceProcess:
         self.name = name
         self.port = port
         self.log = log
-        self._command = [sys.executable, *command]
+        self._command = command
         self._env = child_environment(env)
-        self._process: subprocess.Popen[bytes] | None = None
+        self._fork = command[:2] == ["-m", "worker"] and not env
+        self._process: subprocess.Popen[bytes] | ForkedProcess | None = None
         ServiceProcess.touched.append(self)
 
     @property
@@ -73,7 +76,7 @@ class ServiceProcess:
         return f"127.0.0.1:{self.port}"
 
     @property
-    def process(self) -> subprocess.Popen[bytes]:
+    def process(self) -> subprocess.Popen[bytes] | ForkedProcess:
         """The process that was started last."""
         if self._process is None:
             raise RuntimeError(f"{self.name} was never started")
@@ -87,19 +90,28 @@ class ServiceProcess:
         """Starts the process, or starts it again after its end; the log is appended to."""
         if self.running():
             raise RuntimeError(f"{self.name} runs already")
+        if self._fork:
+            _, module, *arguments = self._command
+            self._process = ForkedProcess(module, arguments, env=self._env, folder=REPOSITORY, log=self.log)
+            return self
         with self.log.open("ab") as log:
-            self._process = subprocess.Popen(
-                self._command, env=self._env, cwd=REPOSITORY, stdout=log, stderr=subprocess.STDOUT
-            )
+            command = [sys.executable, *self._command]
+            self._process = subprocess.Popen(command, env=self._env, cwd=REPOSITORY, stdout=log, stderr=subprocess.STDOUT)
         return self
 
     def serving(self) -> bool:
         """Whether grpc.health.v1 answers SERVING for the server as a whole."""
+        if not self._listens():  # a channel costs a hundred times more to find out
+            return False
         with Client(self.address) as client:
             try:
                 return client.health(timeout=2)
             except OctavoError:
                 return False
+
+    def _listens(self) -> bool:
+        with socket.socket() as probe:
+            return probe.connect_ex(("127.0.0.1", self.port)) == 0
 
     def wait_serving(self) -> ServiceProcess:
         """Waits for SERVING; RuntimeError with the log if the process ends before."""

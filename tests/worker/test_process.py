@@ -19,7 +19,8 @@ import pytest
 
 from octavo.worker.v1alpha1 import worker_pb2 as pb
 from octavo.worker.v1alpha1 import worker_pb2_grpc as pb_grpc
-from tests.integration.processes import child_environment, wait_until
+from tests.integration.fork_server import ForkedProcess
+from tests.integration.processes import REPOSITORY, child_environment, wait_until
 from tests.worker.conftest import TinyModel
 
 CAP_S = 60.0
@@ -50,18 +51,20 @@ def log_lines(process: subprocess.Popen[str]) -> Iterator[dict[str, object]]:
         yield json.loads(lines.get(timeout=give_up - time.monotonic()))
 
 
-def failure(*arguments: str) -> tuple[int, str]:
-    """Exit code of a worker that cannot start, and what it wrote besides its log."""
-    with worker(*arguments, "--log-format", "json") as process:
-        _, errors = process.communicate(timeout=CAP_S)
-    assert "Traceback" not in errors
-    said = [line for line in errors.splitlines() if not line.startswith("{")]
-    assert len(said) == 1
-    return process.returncode, said[0]
+def failure(log: Path, *arguments: str) -> tuple[int, str]:
+    """Exit code of a worker that cannot start, and what it wrote besides its log lines."""
+    arguments = (*arguments, "--log-format", "json")
+    process = ForkedProcess("worker", arguments, env=child_environment(), folder=REPOSITORY, log=log)
+    try:
+        code = process.wait(CAP_S)
+    finally:
+        process.send_signal(signal.SIGKILL)
+    said = [line for line in log.read_text().splitlines() if not line.startswith("{")]
+    assert len(said) == 1, said
+    return code, said[0]
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_it_serves_on_the_port_that_it_logs_and_a_signal_ends_it_well(llama: TinyModel, number: signal.Signals) -> None:
+def test_it_serves_on_the_port_that_it_logs_and_a_signal_ends_it_well(llama: TinyModel) -> None:
     with worker("--model", str(llama.path), "--port", "0", *SMALL) as process:
         lines = log_lines(process)
         seen = {}
@@ -90,7 +93,7 @@ def test_it_serves_on_the_port_that_it_logs_and_a_signal_ends_it_well(llama: Tin
             requests.put(pb.ExecuteRequest(open=opening))
             responses = stub.Execute(iter(requests.get, None), timeout=CAP_S)
             assert next(responses).opened.group_epoch == 1
-            process.send_signal(number)
+            process.send_signal(signal.SIGTERM)
             with pytest.raises(grpc.RpcError) as caught:
                 next(responses)
             assert caught.value.code() is grpc.StatusCode.UNAVAILABLE
@@ -116,43 +119,48 @@ def test_a_signal_ends_it_while_it_loads(llama: TinyModel) -> None:
     with worker("--model", str(llama.path), "--port", "0", *SMALL) as process:
         for line in log_lines(process):
             if line["event"] == "loading":
-                process.send_signal(signal.SIGTERM)
+                process.send_signal(signal.SIGINT)
                 break
         assert process.wait(CAP_S) == 0
 
 
-def test_a_port_in_use_is_one_line_that_names_it(llama: TinyModel) -> None:
+@pytest.fixture
+def log(tmp_path: Path) -> Path:
+    return tmp_path / "worker.log"
+
+
+def test_a_port_in_use_is_one_line_that_names_it(llama: TinyModel, log: Path) -> None:
     with socket.socket() as other:
         other.bind(("127.0.0.1", 0))
         other.listen(1)
         port = other.getsockname()[1]
-        code, message = failure("--model", str(llama.path), "--port", str(port), *SMALL)
+        code, message = failure(log, "--model", str(llama.path), "--port", str(port), *SMALL)
     assert code == 1
     assert f"127.0.0.1:{port}: Address already in use" in message and "--port" in message
 
 
-def test_a_model_that_is_not_there_is_one_line_that_names_it(tmp_path: Path) -> None:
-    code, message = failure("--model", str(tmp_path / "none"), "--port", "0")
+def test_a_model_that_is_not_there_is_one_line_that_names_it(tmp_path: Path, log: Path) -> None:
+    code, message = failure(log, "--model", str(tmp_path / "none"), "--port", "0")
     assert (code, str(tmp_path / "none") in message) == (2, True)
 
 
-def test_a_broken_model_is_one_line(tmp_path: Path) -> None:
+def test_a_broken_model_is_one_line(tmp_path: Path, log: Path) -> None:
     (tmp_path / "config.json").write_text("{")
     (tmp_path / "model.safetensors").write_bytes(b"")
-    assert failure("--model", str(tmp_path), "--port", "0")[0] == 1
+    assert failure(log, "--model", str(tmp_path), "--port", "0")[0] == 1
 
 
-def test_too_little_memory_is_one_line_that_names_the_flag(llama: TinyModel) -> None:
-    code, message = failure("--model", str(llama.path), "--port", "0", "--kv-cache-memory-bytes", "10")
-    assert (code, "--kv-cache-memory-bytes 10" in message) == (1, True)
-    code, message = failure("--model", str(llama.path), "--port", "0", *SMALL, "--swap-space", "64TiB")
-    assert (code, "--swap-space 70368744177664 is more than" in message) == (1, True)
-
-
-def test_more_positions_than_the_model_has_are_refused(llama: TinyModel) -> None:
-    code, message = failure("--model", str(llama.path), "--port", "0", "--max-model-len", "513")
-    assert (code, "--max-model-len is 513" in message and "512" in message) == (2, True)
-
-
-def test_bad_usage_is_exit_code_2() -> None:
-    assert failure("--model", "m", "--port", "70000")[0] == 2
+@pytest.mark.parametrize(
+    ("arguments", "exit_code", "message"),
+    [
+        (("--kv-cache-memory-bytes", "10"), 1, "--kv-cache-memory-bytes 10"),
+        ((*SMALL, "--swap-space", "64TiB"), 1, "--swap-space 70368744177664 is more than"),
+        (("--max-model-len", "513"), 2, "--max-model-len is 513, the model has positions for 512 tokens"),
+        (("--port", "70000"), 2, "--port"),
+    ],
+)
+def test_what_cannot_be_had_is_one_line_that_names_the_flag(
+    llama: TinyModel, log: Path, arguments: tuple[str, ...], exit_code: int, message: str
+) -> None:
+    code, said = failure(log, "--model", str(llama.path), "--port", "0", *arguments)
+    assert (code, message in said) == (exit_code, True), said

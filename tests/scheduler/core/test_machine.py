@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from typing import ClassVar
+
+import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import (
@@ -20,29 +24,32 @@ from tests.scheduler.core import toy_model
 from tests.scheduler.core.lab import Lab
 
 _MIN_STEPS = 20_000
+_MIN_EVENTS = 50
 _HEADS = ((1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 1), (1, 2, 3, 4, 11, 10, 9, 8, 7, 6, 5, 4))
 _TAILS = ((), (5,), (5, 5, 5, 5, 5), (7, 7, 7, 7))
 """Prompts are put together from these, so that they often share a prefix, on branches of several depths."""
 
-_totals = dict.fromkeys(("steps", "preemptions", "swaps", "forks", "hits", "faults", "losses", "ended by faults"), 0)
+
+_HOST_BLOCKS = {"recompute": (0, 4), "swap": (16, 4, 40, 2, 1), "auto": (16, 40, 4, 1, 0)}
 
 
 @st.composite
-def configs(draw: st.DrawFn) -> CoreConfig:
+def configs(draw: st.DrawFn, mode: str) -> CoreConfig:
     """Tiny limits. A pool of a few small blocks is dry most of the time."""
-    max_num_seqs = draw(st.integers(1, 5))
-    num_blocks = draw(st.integers(4, 16))
+    max_num_seqs = draw(st.sampled_from((3, 2, 4, 5, 1)))
+    block_size = draw(st.sampled_from((3, 2, 4, 1)))
+    num_blocks = max(draw(st.integers(16, 48)) // block_size, 4)
     return CoreConfig(
         num_blocks=num_blocks,
-        block_size=draw(st.sampled_from((3, 2, 4, 1))),
+        block_size=block_size,
         max_num_seqs=max_num_seqs,
         max_num_batched_tokens=max_num_seqs + draw(st.integers(0, 10)),
         max_plans_in_flight=draw(st.sampled_from((2, 1))),
         enable_prefix_caching=draw(st.sampled_from((True, True, False))),
-        num_host_blocks=draw(st.sampled_from((8, 3, 1, 0))),
+        num_host_blocks=draw(st.sampled_from(_HOST_BLOCKS[mode])),
         bytes_per_block=1000,
         policy=draw(st.sampled_from(("priority", "priority", "fcfs"))),
-        preemption_mode=draw(st.sampled_from(("swap", "auto", "recompute"))),
+        preemption_mode=mode,
         max_overtakes=draw(st.sampled_from((0, 1, 4))),
         max_num_waiting=draw(st.sampled_from((100, 100, 3))),
         watermark=min(draw(st.sampled_from((0, 0, 1, 2))), num_blocks - 1),
@@ -58,7 +65,13 @@ def prompts(draw: st.DrawFn) -> tuple[int, ...]:
 
 
 class CoreMachine(RuleBasedStateMachine):
-    """Calls the core's verbs in any order; the lab checks every answer."""
+    """Calls the core's verbs in any order; the lab checks every answer.
+
+    mode: of preemption; None takes what is drawn. totals: what was tried, over all runs.
+    """
+
+    mode: ClassVar[str | None] = None
+    totals: ClassVar[Counter[str]] = Counter()
 
     def __init__(self) -> None:
         super().__init__()
@@ -71,9 +84,9 @@ class CoreMachine(RuleBasedStateMachine):
         assert self.lab is not None
         return self.lab
 
-    @initialize(config=configs())
-    def start(self, config: CoreConfig) -> None:
-        self.lab = Lab(config)
+    @initialize(data=st.data())
+    def start(self, data: st.DataObject) -> None:
+        self.lab = Lab(data.draw(configs(self.mode or data.draw(st.sampled_from(list(_HOST_BLOCKS))))))
 
     @rule(
         prompt=prompts(),
@@ -142,7 +155,7 @@ class CoreMachine(RuleBasedStateMachine):
     def deliver(self) -> None:
         self._lab.deliver()
 
-    @rule(turns=st.lists(st.booleans(), min_size=4, max_size=24))
+    @rule(turns=st.lists(st.booleans(), min_size=8, max_size=40))
     def run(self, turns: list[bool]) -> None:
         """A stretch of service: plans and results in any order that the pipeline allows."""
         for plans in turns:
@@ -153,9 +166,9 @@ class CoreMachine(RuleBasedStateMachine):
             self._lab.check()
 
     @precondition(lambda self: self.lab and self.lab.live)
-    @rule(row=st.sampled_from((0, 0, 1, 2, 3)))
-    def break_row(self, row: int) -> None:
-        """A row's KV comes out broken; those who share it must not go down with it."""
+    @rule(row=st.sampled_from((None, None, 0, 0, 1, 2, 3)))
+    def break_row(self, row: int | None) -> None:
+        """Now and then a row's KV comes out broken; those who share it must not go down with it."""
         self._lab.schedule(faulty_row=row)
 
     @rule(copying_is_cheap=st.booleans())
@@ -164,9 +177,15 @@ class CoreMachine(RuleBasedStateMachine):
         self._lab.set_rates(1000, 10**9 if copying_is_cheap else 1000)
 
     @precondition(lambda self: self.lab and self.lab.live)
-    @rule(change=st.sampled_from((0, 0, -3, 4)), host=st.sampled_from((None, None, 0, 2)))
-    def lose_worker(self, change: int, host: int | None) -> None:
-        _totals["losses"] += 1
+    @rule(
+        happens=st.sampled_from((False, False, True)),
+        change=st.sampled_from((0, 0, -3, 4)),
+        host=st.sampled_from((None, None, None, 0, 2, 8)),
+    )
+    def lose_worker(self, happens: bool, change: int, host: int | None) -> None:
+        if not happens:
+            return
+        self.totals["losses"] += 1
         self._lab.lose_worker(max(2, self._lab.config.num_blocks + change), host)
 
     @precondition(lambda self: self.lab and self.lab.stale)
@@ -187,27 +206,32 @@ class CoreMachine(RuleBasedStateMachine):
         self.lab.check_empty()
         self.lab.replay()
         counters = self.lab.core.counters
-        _totals["steps"] += self.lab.num_steps
-        _totals["preemptions"] += counters.preemptions
-        _totals["swaps"] += counters.preemptions_swap
-        _totals["forks"] += counters.forks
-        _totals["hits"] += counters.prefix_cache_hits
-        _totals["ended by faults"] += sum(end.reason is EndReason.NON_FINITE for end in self.lab.ends.values())
-        _totals["faults"] += self.lab.num_faults
+        self.totals["steps"] += self.lab.num_steps
+        self.totals["preemptions"] += counters.preemptions
+        self.totals["swaps"] += counters.preemptions_swap
+        self.totals["swapped in"] += counters.swapped_in_blocks
+        self.totals["forks"] += counters.forks
+        self.totals["hits"] += counters.prefix_cache_hits
+        self.totals["ended by faults"] += sum(end.reason is EndReason.NON_FINITE for end in self.lab.ends.values())
+        self.totals["faults"] += self.lab.num_faults
 
 
+@pytest.mark.timeout(900)  # half a minute on a quiet machine
 def test_any_use_of_the_core_keeps_its_promises() -> None:
-    run_state_machine_as_test(
-        CoreMachine,
-        settings=settings(
-            derandomize=True,
-            database=None,
-            deadline=None,
-            max_examples=1000,
-            stateful_step_count=40,
-            suppress_health_check=[HealthCheck.too_slow],
-        ),
-    )
-    print(_totals)
-    assert _totals["steps"] >= _MIN_STEPS, "too little was tried to mean anything"
-    assert all(_totals.values()), f"something was never tried: {_totals}"
+    totals: Counter[str] = Counter()
+    for mode in _HOST_BLOCKS:
+        run_state_machine_as_test(
+            type(f"{mode.title()}Machine", (CoreMachine,), {"mode": mode, "totals": totals}),
+            settings=settings(
+                derandomize=True,
+                database=None,
+                deadline=None,
+                max_examples=116,
+                stateful_step_count=40,
+                suppress_health_check=[HealthCheck.too_slow],
+            ),
+        )
+    print(dict(totals))
+    assert totals["steps"] >= _MIN_STEPS, "too little was tried to mean anything"
+    often = ("preemptions", "swaps", "swapped in", "forks", "hits", "faults", "losses", "ended by faults")
+    assert all(totals[event] >= _MIN_EVENTS for event in often), f"something was hardly ever tried: {totals}"

@@ -74,7 +74,7 @@ def test_any_use_of_the_core_replays_equal() -> None:
             derandomize=True,
             database=None,
             deadline=None,
-            max_examples=100,
+            max_examples=50,
             stateful_step_count=40,
             suppress_health_check=[HealthCheck.too_slow],
         ),
