@@ -1,5 +1,5 @@
-"""What holds for every test: no network for model files, threads that wait without spinning, and Ctrl-C that reaches the
-processes under test."""
+"""What holds for every test: no network for model files, threads that wait without spinning, and Ctrl-C that reaches
+the processes under test."""
 
 from __future__ import annotations
 

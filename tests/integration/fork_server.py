@@ -1,7 +1,7 @@
 """Workers as children of a process that has imported torch and transformers once.
 
-These imports are nine tenths of a worker's start. A forked worker runs `python -m worker`'s module from its first line on,
-with arguments, environment and output of its own, and is a process like any other: it has an id, takes signals, and has
+These imports are nine tenths of a worker's start. A forked worker runs `python -m worker`'s module from its first line
+on, with arguments, environment and output of its own, and is a process like any other: it has an id, takes signals, and has
 an exit code. What the interpreter itself does at its start is left to the tests that start one (`tests/worker`,
 `tests/clients/test_serve.py`).
 """
@@ -27,7 +27,9 @@ class ForkedProcess:
     """A running module, with the part of `subprocess.Popen` that the tests need. Environment variables that a library
     of `_PRELOADED` reads when it is imported have no effect."""
 
-    def __init__(self, module: str, arguments: Sequence[str], *, env: Mapping[str, str], folder: Path, log: Path) -> None:
+    def __init__(
+        self, module: str, arguments: Sequence[str], *, env: Mapping[str, str], folder: Path, log: Path
+    ) -> None:
         run = (module, list(arguments), dict(env), folder, log)
         self._process = _context().Process(target=_run, args=run, daemon=True)
         self._process.start()

@@ -96,7 +96,9 @@ class ServiceProcess:
             return self
         with self.log.open("ab") as log:
             command = [sys.executable, *self._command]
-            self._process = subprocess.Popen(command, env=self._env, cwd=REPOSITORY, stdout=log, stderr=subprocess.STDOUT)
+            self._process = subprocess.Popen(
+                command, env=self._env, cwd=REPOSITORY, stdout=log, stderr=subprocess.STDOUT
+            )
         return self
 
     def serving(self) -> bool:

@@ -1,7 +1,7 @@
 """Forty requests at once on a real model: what each gets is what transformers says, and what it gets alone.
 
-The pool fits about a third of them, so that admission, chunked prefill, preemption and recompute all take part. With one
-plan in flight, and with results that always come after the next plan is made, every second of them gets the same.
+The pool fits about a third of them, so that admission, chunked prefill, preemption and recompute all take part. With
+one plan in flight, and with results that always come after the next plan is made, every second of them gets the same.
 """
 
 from __future__ import annotations
