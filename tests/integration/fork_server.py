@@ -1,8 +1,8 @@
 """Workers as children of a process that has imported torch and transformers once.
 
 These imports are nine tenths of a worker's start. A forked worker runs `python -m worker`'s module from its first line
-on, with arguments, environment and output of its own, and is a process like any other: it has an id, takes signals, and has
-an exit code. What the interpreter itself does at its start is left to the tests that start one (`tests/worker`,
+on, with arguments, environment and output of its own, and is a process like any other: it has an id, takes signals, and
+has an exit code. What the interpreter itself does at its start is left to the tests that start one (`tests/worker`,
 `tests/clients/test_serve.py`).
 """
 
