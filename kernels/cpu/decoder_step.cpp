@@ -34,8 +34,8 @@ enum Status {
 // Columns of the activation that a thread takes at a time: a step of one token still has work for several.
 constexpr std::int64_t kActivationColumns = 256;
 
-// Panels that a thread takes at a time: enough for the kernel to read several together, little enough to balance.
-std::int64_t panels_per_piece(std::int64_t rows) { return rows <= 8 ? 8 : rows <= 64 ? 4 : 2; }
+// Panels of the vocabulary projection that a thread takes at a time.
+std::int64_t panels_per_piece(std::int64_t rows) { return (rows <= 8 ? 256 : rows <= 64 ? 128 : 64) / kPanel; }
 
 // A matrix of activations. Rows are a cache line over a multiple of it apart, for rows a power of two apart would
 // compete for the same cache sets.
@@ -335,8 +335,9 @@ private:
     void linear(Member& member, const LinearWeights& weights, Rows x, Rows y, std::int64_t rows) {
         const LinearArguments linear = arguments_of(weights, x, y, rows);
         prepare(member, linear);
-        member.share_pieces(weights.panels(), panels_per_piece(rows), [&](std::int64_t begin, std::int64_t end) {
-            linear_block(linear, b.prepared, 0, rows, begin, end);
+        const LinearPieces pieces = linear_pieces(linear, member.threads());
+        member.share_pieces(pieces.count(), 1, [&](std::int64_t piece, std::int64_t) {
+            linear_piece(linear, b.prepared, pieces, piece);
         });
     }
 

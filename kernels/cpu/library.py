@@ -19,7 +19,7 @@ from kernels.cpu import build
 # The fields of each entry point's argument struct, in the order of its C++ definition, all 8 bytes wide: q is an
 # integer or an address, d a double.
 _ARGUMENTS = {
-    "pack_linear": "6q",
+    "pack_linear": "7q",
     "linear": "11q",
     "rms_norm": "8qdq",
     "add_rms_norm": "7qdq",

@@ -1,16 +1,25 @@
-// The linear layer as threads of one team call it, and what its kernels share: arguments and the width of a panel.
+// The linear layer as threads of one team call it, and what its kernels share: arguments, pieces, the panel's width.
 #pragma once
 
 #include "simd.h"
 
 namespace octavo::OCTAVO_ISA {
 
-constexpr int kPanel = 2 * kLanes;  // output columns
+// Output columns that lie together; two native vectors of them are as wide as a tile of sums.
+#if defined(__AVX512F__)
+constexpr int kPanel = 32;
+#else
+constexpr int kPanel = 16;
+#endif
+constexpr int kPanelVecs = kPanel / kLanes;
+
+// How weights are stored. The numbers are those of packed_linear.py.
+enum WeightType : std::int64_t { kFloat32 = 0, kBFloat16 = 1, kInt8 = 2 };
 
 // A prepared layer, in the order of PackedLinear.description.
 struct LinearWeights {
     const void* packed;
-    std::int64_t bfloat16;
+    std::int64_t weight_type;
     const float* bias;  // [N] or null
     std::int64_t n, k;
 
@@ -23,6 +32,13 @@ struct LinearArguments : LinearWeights {
     float* y;  // [rows, N]
     std::int64_t y_stride;  // strides are elements from one row to the next
     std::int64_t rows, num_threads;
+};
+
+// Rows of activations in the form that an inner product reads, `stride` elements apart.
+template <typename X>
+struct Activations {
+    const X* rows;
+    std::int64_t stride;
 };
 
 // A call is two phases, and every thread must have finished the first before any begins the second:
@@ -39,7 +55,16 @@ void linear_prepare(const LinearArguments& a, void* scratch, std::int64_t begin,
 void linear_block(const LinearArguments& a, const void* scratch, std::int64_t row, std::int64_t row_end,
                   std::int64_t panel, std::int64_t panel_end);
 
-// One thread's even share of the second phase.
-void linear_part(const LinearArguments& a, const void* scratch, std::int64_t thread, std::int64_t num_threads);
+// The second phase cut into blocks for threads to share: small enough to balance, large enough to pay. Neighbours share
+// their rows, so that a thread does best to take them in order.
+struct LinearPieces {
+    std::int64_t row_parts, panel_parts;
+
+    std::int64_t count() const { return row_parts * panel_parts; }
+};
+LinearPieces linear_pieces(const LinearArguments& a, std::int64_t num_threads);
+
+// linear_block of one piece.
+void linear_piece(const LinearArguments& a, const void* scratch, LinearPieces pieces, std::int64_t piece);
 
 }  // namespace octavo::OCTAVO_ISA

@@ -1,8 +1,9 @@
 """Typed, validating launchers of the native CPU ops on torch tensors.
 
-Activations are float32; weights and the KV cache are float32 or bfloat16. A decode step makes hundreds of these calls,
-so validation is a few comparisons per tensor; what depends on values (positions, slots, block ids, lengths) is checked
-by the native code before it touches memory. All errors are ValueErrors that name the op, the field and the limit.
+Activations are float32; weights are float32, bfloat16 or int8, the KV cache is float32 or bfloat16. A decode step makes
+hundreds of these calls, so validation is a few comparisons per tensor; what depends on values (positions, slots, block
+ids, lengths) is checked by the native code before it touches memory. All errors are ValueErrors that name the op, the
+field and the limit.
 """
 
 from __future__ import annotations
@@ -14,9 +15,11 @@ import torch
 from kernels.cpu.library import NativeLibrary
 from kernels.cpu.packed_linear import STORAGE_DTYPES, PackedLinear
 from kernels.cpu.sampling import Sampling
+from kernels.quantize_int8 import quantize_int8
 
 _FLOAT32, _BFLOAT16, _INT32, _INT64 = torch.float32, torch.bfloat16, torch.int32, torch.int64
 HEAD_DIM_MULTIPLE = 16  # lanes of a vector: attention has no tail path
+QUANTIZATIONS = ("none", "int8")  # of linear layers
 
 
 def _reject(op: str, field: str, expected: str, got: torch.Tensor) -> NoReturn:
@@ -66,13 +69,17 @@ def check_table(op: str, block_tables: torch.Tensor, num_seqs: int) -> tuple[int
 class CpuOps:
     """The ops of a transformer on the CPU, with a fixed number of threads. No result depends on that number."""
 
-    __slots__ = ("_library", "_num_threads")
+    __slots__ = ("_library", "_num_threads", "_quantization")
 
-    def __init__(self, library: NativeLibrary, *, num_threads: int) -> None:
+    def __init__(self, library: NativeLibrary, *, num_threads: int, quantization: str = "none") -> None:
+        """quantization: one of QUANTIZATIONS, what prepare_linear makes of weights."""
         if num_threads < 1:
             raise ValueError(f"num_threads must be at least 1, got {num_threads}")
+        if quantization not in QUANTIZATIONS:
+            raise ValueError(f"quantization must be one of {', '.join(QUANTIZATIONS)}, got {quantization!r}")
         self._library = library
         self._num_threads = num_threads
+        self._quantization = quantization
 
     @property
     def instruction_set(self) -> str:
@@ -88,7 +95,10 @@ class CpuOps:
 
     def prepare_linear(self, weight: torch.Tensor, bias: torch.Tensor | None) -> PackedLinear:
         """Packs weight [N, K] and bias [N] once; the tensors given may be freed afterwards."""
-        return PackedLinear(self._library, weight, bias, num_threads=self._num_threads)
+        scales = None
+        if self._quantization == "int8":
+            weight, scales = quantize_int8(weight)
+        return PackedLinear(self._library, weight, bias, scales=scales, num_threads=self._num_threads)
 
     def rms_norm(self, x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
         """x [T, C] or [T, heads, C], dense but for the distance between tokens, weight [C] -> the same shape, dense."""

@@ -6,7 +6,8 @@ import torch
 
 from kernels.cpu.library import NativeLibrary
 
-PANEL = 32  # output columns per panel, kPanel in linear.cpp
+_COLUMNS = 32  # N is rounded up to it, a multiple of every instruction set's panel (kPanel in linear.h)
+_WEIGHT_TYPES = {torch.float32: 0, torch.bfloat16: 1, torch.int8: 2}  # WeightType in linear.h
 STORAGE_DTYPES = (torch.float32, torch.bfloat16)
 
 
@@ -14,8 +15,8 @@ class PackedLinear:
     """y = x @ weight.T + bias. The bits of an output row depend on its row of x alone, not on other rows or threads.
 
     weight [N, K] float32 or bfloat16 keeps its dtype in the packed copy, N rounded up to 32 and K to 2; bias [N] is
-    kept in float32. Over bfloat16 weights, the instruction set x86-64-v4-bf16 rounds x to bfloat16 (see dot_linear.h),
-    the others keep it in float32.
+    kept in float32. With scales [N], weight is int8 and stands for weight * scales[:, None]. Over bfloat16 and int8
+    weights, the instruction set x86-64-v4-bf16 rounds x to bfloat16 (see dot_product.h), the others keep it in float32.
     """
 
     __slots__ = (
@@ -29,24 +30,36 @@ class PackedLinear:
     )
 
     def __init__(
-        self, library: NativeLibrary, weight: torch.Tensor, bias: torch.Tensor | None, *, num_threads: int
+        self,
+        library: NativeLibrary,
+        weight: torch.Tensor,
+        bias: torch.Tensor | None,
+        *,
+        scales: torch.Tensor | None = None,
+        num_threads: int,
     ) -> None:
-        if weight.dim() != 2 or weight.dtype not in STORAGE_DTYPES:
+        allowed = STORAGE_DTYPES if scales is None else (torch.int8,)
+        if weight.dim() != 2 or weight.numel() == 0 or weight.dtype not in allowed:
+            dtypes = " or ".join(str(dtype).removeprefix("torch.") for dtype in allowed)
             raise ValueError(
-                f"linear: weight must be [N, K] in float32 or bfloat16, got {list(weight.shape)} in {weight.dtype}"
+                f"linear: weight must be [N, K] in {dtypes}, not empty, got {list(weight.shape)} in {weight.dtype}"
             )
         self.out_features, self.in_features = weight.shape
-        if bias is not None and bias.shape != (self.out_features,):
-            raise ValueError(f"linear: bias must be [{self.out_features}], got {list(bias.shape)}")
+        for name, vector in (("bias", bias), ("scales", scales)):
+            if vector is not None and vector.shape != (self.out_features,):
+                raise ValueError(f"linear: {name} must be [{self.out_features}], got {list(vector.shape)}")
         weight = weight.contiguous()
-        panels = -(-self.out_features // PANEL)
-        depth = self.in_features + self.in_features % 2
-        self._packed = torch.empty(panels * depth * PANEL, dtype=weight.dtype)
+        columns = -(-self.out_features // _COLUMNS) * _COLUMNS
+        column_bytes = (self.in_features + self.in_features % 2) * weight.itemsize
+        if scales is not None:
+            scales = scales.float().contiguous()
+            column_bytes += scales.itemsize
+        self._packed = torch.empty(columns * column_bytes, dtype=torch.uint8)
         self._bias = None if bias is None else bias.float().contiguous().clone()
         # LinearWeights in linear.h, field by field; valid as long as this object lives.
         self.description = (
             self._packed.data_ptr(),
-            int(weight.dtype is torch.bfloat16),
+            _WEIGHT_TYPES[weight.dtype],
             0 if self._bias is None else self._bias.data_ptr(),
             self.out_features,
             self.in_features,
@@ -55,12 +68,18 @@ class PackedLinear:
         self._num_threads = num_threads
         library.pack_linear(
             weight.data_ptr(),
+            0 if scales is None else scales.data_ptr(),
             self._packed.data_ptr(),
-            weight.dtype is torch.bfloat16,
+            _WEIGHT_TYPES[weight.dtype],
             self.out_features,
             self.in_features,
             num_threads,
         )
+
+    @property
+    def num_bytes(self) -> int:
+        """Memory that the layer keeps."""
+        return self._packed.nbytes + (0 if self._bias is None else self._bias.nbytes)
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         """x [T, K] float32, rows contiguous -> [T, N] float32."""

@@ -1,0 +1,178 @@
+// y = x @ weight.T + bias, block by block, for any inner product (fma_product.h, dot_product.h).
+//
+// Weights are packed once: [N / kPanel panels][steps of k][kPanel columns], zeros after column N; an int8 panel begins
+// with the scales of its columns, in float32. Every output is one chain of multiply-adds over k, from the first step to
+// the last, then (int8) one multiplication by the scale, then one addition of the bias: its bits depend on neither the
+// other rows nor on threads and blocking. Exact mode rests on it.
+//
+// A thread takes a slice at a time: the panels of a tile, kDepth steps deep at most, which stays in the first two cache
+// levels. A tile of rows keeps its sums in registers down the slice; from one slice to the next of the same panels they
+// wait in y. So weights are read from memory once for all rows of a chunk, whose part of x stays in the second level.
+// While the tiles of a chunk multiply a slice they fetch the next: few rows are bound by memory, many by arithmetic,
+// and in between, where both take about as long, they run at the same time.
+#pragma once
+
+#include "linear.h"
+#include "linear_tile.h"
+#include "tile.h"
+
+namespace octavo::OCTAVO_ISA {
+
+template <typename Product>
+class BlockedLinear {
+    using X = typename Product::X;
+    using Weight = typename Product::Weight;
+
+public:
+    // scratch: what Product::prepare wrote.
+    BlockedLinear(const LinearArguments& arguments, const void* scratch)
+        : a(arguments), x(Product::activations(arguments, scratch)), steps(Product::steps(arguments.k)) {}
+
+    // Chunks of rows whose activations, a slice deep, leave the weights room in the second cache level.
+    static std::int64_t chunks(std::int64_t k, std::int64_t rows) {
+        constexpr std::int64_t kBytes = 192 * 1024;
+        return parts(rows * depth(Product::steps(k)) * static_cast<std::int64_t>(sizeof(X)), kBytes);
+    }
+
+    // Rows [row, row_end) through panels [panel, panel_end).
+    void block(std::int64_t row, std::int64_t row_end, std::int64_t panel, std::int64_t panel_end) const {
+        const std::int64_t rows = row_end - row, count = chunks(a.k, rows), deep = depth(steps);
+        for (std::int64_t chunk = 0; chunk < count; ++chunk) {
+            const std::int64_t begin = rows * chunk / count, end = rows * (chunk + 1) / count;
+            for (std::int64_t step = 0; step < steps; step += deep) {
+                const bool last = step + deep >= steps;
+                const Slices slices{row + begin, end - begin, step, last ? steps - step : deep};
+                // After these panels come the same a slice deeper, at last most likely their neighbours.
+                multiply(slices, panel, panel_end, last ? weights(panel_end, 0) : weights(panel, step + deep));
+            }
+        }
+    }
+
+    // Packs panels [begin, end) of weight [n, k]; `scales` [n] belong to int8 weights.
+    static void pack(const Weight* weight, const float* scales, void* packed, std::int64_t n, std::int64_t k,
+                     std::int64_t begin, std::int64_t end) {
+        const std::int64_t bytes = panel_bytes(k);
+        for (std::int64_t panel = begin; panel < end; ++panel) {
+            char* out = static_cast<char*>(packed) + panel * bytes;
+            std::memset(out, 0, static_cast<std::size_t>(bytes));
+            auto* to = reinterpret_cast<Weight*>(out + kHeaderBytes);
+            const std::int64_t first = panel * kPanel, columns = n - first < kPanel ? n - first : kPanel;
+            if (kScaled) std::memcpy(out, scales + first, static_cast<std::size_t>(columns) * sizeof(float));
+            for (int c = 0; c < columns; ++c)
+                for (std::int64_t i = 0; i < k; ++i) to[Product::place(i, c)] = weight[(first + c) * k + i];
+        }
+    }
+
+private:
+    static constexpr bool kScaled = sizeof(Weight) == 1;
+    static constexpr std::int64_t kHeaderBytes = kScaled ? kPanel * sizeof(float) : 0;
+    static constexpr std::int64_t kStepBytes = Product::kStepWeights * static_cast<std::int64_t>(sizeof(Weight));
+
+    const LinearArguments& a;
+    const Activations<X> x;
+    const std::int64_t steps;
+
+    // Rows and steps that are multiplied, panel after panel.
+    struct Slices {
+        std::int64_t row, rows, step, steps;
+    };
+
+    static std::int64_t parts(std::int64_t whole, std::int64_t limit) { return (whole + limit - 1) / limit; }
+    static std::int64_t depth(std::int64_t steps) { return parts(steps, parts(steps, Product::kDepth)); }
+    static std::int64_t panel_bytes(std::int64_t k) { return kHeaderBytes + Product::steps(k) * kStepBytes; }
+
+    const char* header(std::int64_t panel) const {
+        return static_cast<const char*>(a.packed) + panel * panel_bytes(a.k);
+    }
+    const char* weights(std::int64_t panel, std::int64_t step) const {
+        return header(panel) + kHeaderBytes + step * kStepBytes;
+    }
+
+    void multiply(const Slices& s, std::int64_t panel, std::int64_t panel_end, const char* after) const {
+        const int rows = s.rows < Product::kTileRows ? static_cast<int>(s.rows) : Product::kTileRows;
+        const int width = Product::panels(rows);
+        if (width == 4)
+            for (; panel + 4 <= panel_end; panel += 4) slice<4>(s, panel, panel_end, after);
+        if (width >= 2)
+            for (; panel + 2 <= panel_end; panel += 2) slice<2>(s, panel, panel_end, after);
+        for (; panel < panel_end; ++panel) slice<1>(s, panel, panel_end, after);
+    }
+
+    template <int PANELS>
+    void slice(const Slices& s, std::int64_t panel, std::int64_t panel_end, const char* after) const {
+        const auto* packed = reinterpret_cast<const Weight*>(weights(panel, s.step));
+        const std::int64_t stride = panel_bytes(a.k) / static_cast<std::int64_t>(sizeof(Weight));
+        const char* next = panel + PANELS < panel_end ? weights(panel + PANELS, s.step) : after;
+        if (!Product::fetches(s.rows)) next = nullptr;
+        if constexpr (Product::kUnpacks) {
+            using Unpacked = typename Product::Unpacked;
+            if (s.rows > Product::kTileRows) {
+                alignas(64) typename Unpacked::Weight unpacked[PANELS * Product::kDepth * Unpacked::kStepWeights];
+                for (int p = 0; p < PANELS; ++p)
+                    for (std::int64_t i = 0; i < s.steps; ++i)
+                        Product::unpack(packed + p * stride + i * Product::kStepWeights,
+                                        unpacked + (p * s.steps + i) * Unpacked::kStepWeights);
+                tiles<PANELS, Unpacked>(s, panel, unpacked, s.steps * Unpacked::kStepWeights, next);
+                return;
+            }
+        }
+        tiles<PANELS, Product>(s, panel, packed, stride, next);
+    }
+
+    template <int PANELS, typename P>
+    void tiles(const Slices& s, std::int64_t panel, const typename P::Weight* packed, std::int64_t panel_stride,
+               const char* next) const {
+        const std::int64_t column = panel * kPanel, bytes = panel_bytes(a.k);
+        const std::int64_t share = parts(s.steps, parts(s.rows, P::kTileRows)) * kStepBytes;
+        LinearTile<P> tile;
+        tile.x_stride = x.stride;
+        tile.weights = packed;
+        tile.panel_stride = panel_stride;
+        tile.steps = s.steps;
+        tile.y_stride = a.y_stride;
+        tile.first = s.step == 0;
+        tile.last = s.step + s.steps == steps;
+        tile.scales = kScaled ? reinterpret_cast<const float*>(header(panel)) : nullptr;
+        tile.scales_stride = bytes / static_cast<std::int64_t>(sizeof(float));
+        tile.bias = a.bias == nullptr ? nullptr : a.bias + column;
+        tile.fetch = next;
+        tile.fetch_stride = bytes;
+        tile.fetch_bytes = next == nullptr ? 0 : tile.kBurst * share / s.steps;
+        for_row_tiles<P::kTileRows>(s.rows, [&](std::ptrdiff_t first, auto tile_rows) {
+            constexpr int kRows = decltype(tile_rows)::value;
+            if constexpr (PANELS <= P::panels(kRows)) {
+                const std::int64_t row = s.row + first;
+                tile.x = x.rows + row * x.stride + s.step;
+                tile.y = a.y + row * a.y_stride + column;
+                if (column + PANELS * kPanel <= a.n) {
+                    multiply_tile<P, kRows, PANELS>(tile);
+                } else {
+                    edge_tile<P, PANELS>(tile, kRows, a.n - column, multiply_tile<P, kRows, PANELS>);
+                }
+                if (next != nullptr) tile.fetch += share;
+            }
+        });
+    }
+
+    // A tile of which y and bias have `columns` only.
+    template <typename P, int PANELS>
+    __attribute__((noinline)) static void edge_tile(LinearTile<P> tile, int rows, std::int64_t columns,
+                                                    void (*multiply)(const LinearTile<P>&)) {
+        constexpr int kWidth = PANELS * kPanel;
+        float sums[P::kTileRows * kWidth], bias[kWidth] = {};
+        float* const y = tile.y;
+        const auto bytes = static_cast<std::size_t>(columns) * sizeof(float);
+        const std::int64_t y_stride = tile.y_stride;
+        for (int r = 0; r < rows; ++r) std::memcpy(sums + r * kWidth, y + r * y_stride, tile.first ? 0 : bytes);
+        tile.y = sums;
+        tile.y_stride = kWidth;
+        if (tile.bias != nullptr) {
+            std::memcpy(bias, tile.bias, bytes);
+            tile.bias = bias;
+        }
+        multiply(tile);
+        for (int r = 0; r < rows; ++r) std::memcpy(y + r * y_stride, sums + r * kWidth, bytes);
+    }
+};
+
+}  // namespace octavo::OCTAVO_ISA
