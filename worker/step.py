@@ -61,7 +61,7 @@ class Capacity:
     """What this worker can do. One KV group, one rank.
 
     block_size in tokens, bytes_per_block over all layers, window in tokens (0: none), num_host_blocks 0 if it cannot
-    swap.
+    swap. max_num_seqs and max_num_batched_tokens bound a step; an Open that asks for more is refused.
     """
 
     num_layers: int
@@ -72,6 +72,8 @@ class Capacity:
     num_host_blocks: int
     logits_width: int
     max_model_len: int
+    max_num_seqs: int
+    max_num_batched_tokens: int
     architecture: str
     dtype: str
     tokenizer_digest: bytes

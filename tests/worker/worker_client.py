@@ -107,7 +107,14 @@ async def serving(model: Path, logits_width: int | None = None) -> AsyncIterator
     try:
         port = await server.listen("127.0.0.1", 0)
         config = WorkerConfig(
-            model=str(model), dtype="float32", backend="torch", num_gpu_blocks_override=64, block_size=4, threads=1
+            model=str(model),
+            dtype="float32",
+            backend="torch",
+            num_gpu_blocks_override=64,
+            block_size=4,
+            max_num_batched_tokens=256,
+            max_num_seqs=100,
+            threads=1,
         )
         loaded = await server.executor.call(lambda: load_worker(config))
         if logits_width is not None:

@@ -7,8 +7,10 @@ from dataclasses import dataclass, field
 
 import torch
 
+from worker.device_io import make_io
 from worker.input_batch import InputBatch
 from worker.kv_cache import KVCache, KVCacheSpec
+from worker.kv_scales import FP8, measure_kv_scales
 from worker.loader.load import LoadedModel
 
 BLOCK_SIZE = 16
@@ -23,7 +25,7 @@ class _Row:
 class PagedModel:
     """Sequences by name. The cache is full of NaN at first, so that reading a slot nobody wrote shows in the logits."""
 
-    def __init__(self, loaded: LoadedModel, device: torch.device, num_blocks: int = 64) -> None:
+    def __init__(self, loaded: LoadedModel, device: torch.device, num_blocks: int = 64, *, fp8: bool = False) -> None:
         self._loaded = loaded
         config = loaded.config
         spec = KVCacheSpec(
@@ -31,9 +33,12 @@ class PagedModel:
             num_kv_heads=config.num_kv_heads,
             head_dim=config.head_dim,
             block_size=BLOCK_SIZE,
-            dtype=loaded.dtype,
+            dtype=FP8 if fp8 else loaded.dtype,
         )
-        self.kv_cache = KVCache(spec, num_blocks, device)
+        scales = None
+        if fp8:
+            scales = measure_kv_scales(loaded.model, spec, loaded.dtype, make_io(device), config.max_positions)
+        self.kv_cache = KVCache(spec, num_blocks, device, scales=scales)
         for cache in (*self.kv_cache.keys, *self.kv_cache.values):
             cache.fill_(float("nan"))
         self._free = list(range(num_blocks))
