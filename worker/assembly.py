@@ -19,7 +19,7 @@ from worker.dummy_step import DummyStep
 from worker.kv_cache import KVCache, KVCacheSpec, KVScales
 from worker.kv_scales import FP8, measure_kv_scales
 from worker.loader.load import LoadedModel, choose_dtype, load_model, open_checkpoint
-from worker.loader.resolve import resolve_model
+from worker.loader.resolve import GGUFFile, resolve_model
 from worker.memory import num_host_blocks, num_kv_blocks
 from worker.profiling import MemoryGauge, largest_steps, profile_memory
 from worker.runner import Runner
@@ -105,7 +105,10 @@ def load_worker(config: WorkerConfig) -> LoadedWorker:
 
 def _load(config: WorkerConfig, device: torch.device) -> _Parts:
     start = time.monotonic()
-    checkpoint = open_checkpoint(resolve_model(config.model, config.revision))
+    files = resolve_model(config.model, config.revision, with_weights=config.load_format != "dummy")
+    if config.load_format == "dummy" and isinstance(files, GGUFFile):
+        raise ConfigError(f"--load-format is dummy, but --model is {config.model}; name a directory or a Hub id")
+    checkpoint = open_checkpoint(files)
     max_model_len = _max_model_len(config.max_model_len, checkpoint.config.max_positions)
     dtype = torch.float32 if config.exact else choose_dtype(config.dtype, checkpoint.config)
     num_threads = config.threads or len(os.sched_getaffinity(0))

@@ -17,6 +17,7 @@ class WorkerConfig:
     revision: str | None = None
     host: str = "127.0.0.1"
     port: int = 50052
+    load_format: str = "auto"
     dtype: str = "auto"
     block_size: int = 16
     max_model_len: int | None = None
@@ -37,6 +38,7 @@ class WorkerConfig:
     def __post_init__(self) -> None:
         if not self.model:
             raise ConfigError("--model is required")
+        self._one_of("load_format", LOAD_FORMATS)
         self._one_of("dtype", DTYPES)
         self._one_of("kv_cache_dtype", KV_CACHE_DTYPES)
         self._one_of("backend", BACKENDS)
@@ -70,6 +72,7 @@ class WorkerConfig:
             raise ConfigError(f"{_flag(field)} must be one of {', '.join(choices)}, is {value!r}")
 
 
+LOAD_FORMATS = ("auto", "dummy")
 DTYPES = ("auto", "float32", "bfloat16")
 KV_CACHE_DTYPES = ("auto", "fp8_e4m3")
 BACKENDS = ("auto", "cpu", "triton", "torch")

@@ -8,7 +8,7 @@ import numpy as np
 
 from worker.runner import Runner
 from worker.sequence_table import SequenceTable
-from worker.step import NO_COPIES, Admission, Limits, Sampling, StepPlan, no_ints
+from worker.step import Admission, Limits, Sampling, StepPlan, plain_plan
 
 GREEDY = Sampling(temperature=0.0, top_k=0, top_p=1.0, min_p=0.0, num_logprobs=None)
 
@@ -50,32 +50,20 @@ class DummyStep:
         return -(-self.num_tokens // self.num_rows)
 
     def _plan(self, block_size: int, logits_width: int) -> StepPlan:
-        rows = np.arange(self.num_rows, dtype=np.int32)
-        num_tokens = self.num_tokens // self.num_rows + (rows < self.num_tokens % self.num_rows)
-        return StepPlan(
-            step_id=0,
-            released_rows=no_ints(),
-            swap_out=NO_COPIES,
-            swap_in=NO_COPIES,
-            copy_on_write=NO_COPIES,
-            admissions=tuple(
-                Admission(
-                    sequence_id=row,
-                    row=row,
-                    num_prompt_tokens=length,
-                    token_ids=np.arange(length, dtype=np.int32) % logits_width,
-                    blocks=np.arange(-(-length // block_size), dtype=np.int32),
-                    num_computed_tokens=0,
-                    sampling=self.sampling,
-                    seed=row,
-                    output_index=0,
-                )
-                for row, length in enumerate(num_tokens.tolist())
-            ),
-            edit_rows=no_ints(),
-            edit_indices=no_ints(),
-            edit_blocks=no_ints(),
-            rows=rows,
-            num_tokens=num_tokens.astype(np.int32),
-            max_samples=np.ones(self.num_rows, np.int32),
-        )
+        least, more = divmod(self.num_tokens, self.num_rows)
+        num_tokens = [least + (row < more) for row in range(self.num_rows)]
+        admissions = [
+            Admission(
+                sequence_id=row,
+                row=row,
+                num_prompt_tokens=length,
+                token_ids=np.arange(length, dtype=np.int32) % logits_width,
+                blocks=np.arange(-(-length // block_size), dtype=np.int32),
+                num_computed_tokens=0,
+                sampling=self.sampling,
+                seed=row,
+                output_index=0,
+            )
+            for row, length in enumerate(num_tokens)
+        ]
+        return plain_plan(0, range(self.num_rows), num_tokens, [1] * self.num_rows, admissions)

@@ -47,6 +47,7 @@ SCHEDULER = (
     _flag("--served-model-name", "NAME", "name of the model in requests and answers"),
 )
 WORKER = (
+    _flag("--load-format", "FORMAT", "where the weights come from"),
     _flag("--dtype", "TYPE", "type of weights and KV cache"),
     _flag("--kv-cache-dtype", "TYPE", "type of keys and values in the KV cache"),
     _flag("--block-size", "TOKENS", "tokens per KV cache block"),
