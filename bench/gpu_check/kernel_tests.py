@@ -12,8 +12,7 @@ from pathlib import Path
 from bench.gpu_check.setting import Setting
 
 _ROOT = Path(__file__).parents[2]
-_FULL = ("tests/kernels", "-k", "triton and not cubin")
-_ONE = ("tests/kernels/test_triton_elementwise.py", "-k", "silu")
+_WORKERS = "tests/worker/test_gpu.py"
 
 
 def run(setting: Setting) -> None:
@@ -23,13 +22,14 @@ def run(setting: Setting) -> None:
         return
     on_gpu = setting.device.type == "cuda"
     command = [sys.executable, "-m", "pytest", "-q", "--no-header", "-p", "no:cacheprovider"]
-    command += _FULL if on_gpu else _ONE
+    command += [str(path.relative_to(_ROOT)) for path in sorted(_ROOT.glob("tests/kernels/test_triton_*.py"))]
+    command += [_WORKERS, "-k", "not cubin"] if on_gpu else ["-k", "silu"]
     if on_gpu and importlib.util.find_spec("xdist") is not None:
         command += ["-n", str(min(8, os.cpu_count() or 1))]  # most of their time is compilation
     output, ending = _run(command, 0.9 * setting.budget_s)
     if ending != "failed":
         print(output[-6000:])
-    passed, failed = _counts(output)
+    passed, failed = count_outcomes(output)
     setting.rows.add(
         "kernel tests",
         passed,
@@ -54,7 +54,7 @@ def _run(command: list[str], seconds: float) -> tuple[str, str]:
     return output, "failed" if process.returncode == 0 else f"failed, pytest's status {process.returncode}"
 
 
-def _counts(output: str) -> tuple[int, int]:
+def count_outcomes(output: str) -> tuple[int, int]:
     """Passed and failed, from pytest's summary, or from its progress if it did not come to one."""
     counts = {word: int(number) for number, word in re.findall(r"(\d+) (passed|failed|error)", output)}
     if counts:

@@ -24,6 +24,15 @@ def test_auto_is_triton_on_a_gpu_where_it_is_installed(
     assert automatic(GPU) == name
 
 
+def test_triton_on_a_cpu_is_for_its_interpreter_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    triton = pytest.importorskip("triton")
+    monkeypatch.setitem(vars(triton.knobs.runtime), "interpret", False)
+    with pytest.raises(
+        BackendError, match=r"--backend triton needs a CUDA GPU and --device is cpu; .* \(TRITON_INTERPRE"
+    ):
+        make_backend("triton", torch.float32, CPU, 2, False)
+
+
 def test_torch_computes_in_the_storage_dtype() -> None:
     backend = make_backend("torch", torch.bfloat16, CPU, 2, False)
     assert backend.name == "torch" and backend.activation_dtype == torch.bfloat16

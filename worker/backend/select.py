@@ -56,13 +56,16 @@ def _has_triton() -> bool:
 def _triton(dtype: torch.dtype, device: torch.device) -> Backend:
     if not _has_triton():
         raise BackendError("--backend triton needs the package triton, which is not installed")
-    from worker.backend.triton_backend import TritonBackend, interpreted
+    import triton
 
-    if device.type == "cpu" and not interpreted():
+    interpreted = triton.knobs.runtime.interpret  # kernels run in Python, on tensors of the CPU
+    if device.type == "cpu" and not interpreted:
         raise BackendError(
             "--backend triton needs a CUDA GPU and --device is cpu; on a CPU it runs under Triton's interpreter alone, "
             "for tests (TRITON_INTERPRET=1)"
         )
-    if device.type == "cuda" and interpreted():
+    if device.type == "cuda" and interpreted:
         raise BackendError("--backend triton: TRITON_INTERPRET is set, under which kernels do not run on the GPU")
+    from worker.backend.triton_backend import TritonBackend
+
     return TritonBackend(dtype, device)

@@ -56,8 +56,3 @@ class TritonBackend:
         """What was chosen, for the log line at start."""
         where = torch.cuda.get_device_name(self.device) if self.device.type == "cuda" else "cpu, interpreted"
         return {"backend": self.name, "device": where, "triton": triton.__version__}
-
-
-def interpreted() -> bool:
-    """Whether this process runs Triton kernels in Python, on tensors of the CPU."""
-    return bool(triton.knobs.runtime.interpret)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import random
 from pathlib import Path
 
@@ -10,7 +11,9 @@ import torch
 
 from tests.worker.models.checkpoints import make_reference, reference_logits, save
 from tests.worker.models.paged import PagedModel
+from worker.assembly import load_worker
 from worker.backend.select import make_backend
+from worker.config import ConfigError, WorkerConfig
 from worker.kv_cache import KVCache
 from worker.loader.load import LoadedModel, load_model, open_checkpoint
 from worker.loader.resolve import resolve_model
@@ -60,3 +63,28 @@ def test_scales_and_type_go_together(loaded: LoadedModel) -> None:
     spec = PagedModel(loaded, CPU, fp8=True).kv_cache.spec
     with pytest.raises(ValueError, match=r"a KV cache in torch\.float8_e4m3fn lacks scales"):
         KVCache(spec, 1, CPU)
+
+
+def test_the_native_cpu_backend_refuses_it(tmp_path: Path) -> None:
+    save(make_reference("llama_tied"), tmp_path)
+    config = WorkerConfig(model=str(tmp_path), device="cpu", backend="cpu", kv_cache_dtype="fp8_e4m3")
+    with pytest.raises(
+        ConfigError, match="--kv-cache-dtype fp8_e4m3 is not served by --backend cpu, whose KV cache has"
+    ):
+        load_worker(config)
+
+
+def test_a_worker_serves_it_with_a_quarter_of_float32s_bytes(tmp_path: Path) -> None:
+    save(make_reference("llama_tied"), tmp_path)
+    config = WorkerConfig(
+        model=str(tmp_path),
+        device="cpu",
+        backend="torch",
+        dtype="float32",
+        kv_cache_dtype="fp8_e4m3",
+        num_gpu_blocks_override=4,
+    )
+    full = load_worker(dataclasses.replace(config, kv_cache_dtype="auto")).capacity
+    capacity = load_worker(config).capacity
+    assert 4 * capacity.bytes_per_block == full.bytes_per_block
+    assert capacity.config_digest != full.config_digest  # its KV is not the other's
