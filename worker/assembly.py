@@ -138,7 +138,7 @@ def _load(config: WorkerConfig, device: torch.device) -> _Parts:
         backend=backend,
         io=io,
         spec=spec,
-        scales=measure_kv_scales(loaded.model, spec, dtype, io, max_model_len) if kv_cache_dtype == FP8 else None,
+        scales=measure_kv_scales(loaded, spec, io, max_model_len) if kv_cache_dtype == FP8 else None,
         max_model_len=max_model_len,
         largest_step=(config.max_num_batched_tokens or default_tokens, config.max_num_seqs or default_rows),
     )

@@ -17,7 +17,7 @@ import torch
 from worker.device_io import DeviceIO
 from worker.input_batch import InputBatch
 from worker.kv_cache import KVCache, KVCacheSpec, KVScales
-from worker.models.decoder import Decoder
+from worker.loader.load import LoadedModel
 
 FP8 = torch.float8_e4m3fn
 
@@ -26,14 +26,12 @@ _LENGTH = 512
 """Tokens of the sequence: some thousands of values per head, from positions near and far."""
 
 
-def measure_kv_scales(
-    model: Decoder, spec: KVCacheSpec, dtype: torch.dtype, io: DeviceIO, max_model_len: int
-) -> list[KVScales]:
-    """Scales for a cache of the given geometry, by layer. dtype: of the model's own keys and values."""
+def measure_kv_scales(loaded: LoadedModel, spec: KVCacheSpec, io: DeviceIO, max_model_len: int) -> list[KVScales]:
+    """Scales for a cache of the given geometry, by layer."""
     length = min(_LENGTH, max_model_len)
     num_blocks = -(-length // spec.block_size)
-    cache = KVCache(replace(spec, dtype=dtype), num_blocks, io.device)
-    model.forward(_sequence(length, num_blocks, model.config.vocab_size, io), cache)
+    cache = KVCache(replace(spec, dtype=loaded.dtype), num_blocks, io.device)
+    loaded.model.forward(_sequence(length, num_blocks, loaded.config.vocab_size, io), cache)
     return [
         (_scales(keys, length), _scales(values, length)) for keys, values in zip(cache.keys, cache.values, strict=True)
     ]

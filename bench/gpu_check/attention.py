@@ -81,14 +81,20 @@ def _prefill(setting: Setting) -> None:
         for cache in (paged.key_cache, paged.value_cache)
     ]  # [1, G, T, D]
     queries = q.transpose(0, 1)[None].contiguous()
+    repeated = [cache.repeat_interleave(model.heads // model.kv_heads, dim=1) for cache in dense]
 
     def sdpa() -> torch.Tensor:
         return F.scaled_dot_product_attention(queries, *dense, is_causal=True, scale=scale, enable_gqa=True)
 
+    def sdpa_of_repeated() -> torch.Tensor:
+        return F.scaled_dot_product_attention(queries, *repeated, is_causal=True, scale=scale)
+
     name = f"prefill, 1 x {tokens}"
     _judge(setting, name, ours(), sdpa()[0].transpose(0, 1))
     operations = 4 * model.heads * model.head_dim * tokens * (tokens + 1) / 2
-    seconds, peer_seconds = setting.timer.median(ours), setting.timer.median(sdpa)
+    seconds = setting.timer.median(ours)
+    # Not every one of torch's kernels knows grouped heads; the faster way counts.
+    peer_seconds = min(setting.timer.median(sdpa), setting.timer.median(sdpa_of_repeated))
     rate, peer_rate = operations / seconds, operations / peer_seconds
     setting.rows.add(
         name, rate / TERA, "TFLOP/s", peer="torch SDPA", peer_value=peer_rate / TERA, ratio=rate / peer_rate

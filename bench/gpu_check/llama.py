@@ -82,7 +82,17 @@ def write_files(directory: Path, sizes: Sizes) -> None:
 def step_bytes(model: Model, streams: int, context: int, itemsize: int) -> int:
     """Bytes that a decode step cannot help reading: all matrices once, the embeddings aside, and the keys and values of
     every sequence of so many tokens."""
+    weights = _layers_weights(model) + model.hidden * model.vocab
+    keys_and_values = streams * context * model.layers * 2 * model.kv_heads * model.head_dim
+    return itemsize * (weights + keys_and_values)
+
+
+def prompt_operations(model: Model, tokens: int) -> int:
+    """Operations of a prompt: those of the layers' matrices, and of causal attention."""
+    attention = model.layers * 4 * model.heads * model.head_dim * tokens * (tokens + 1) // 2
+    return 2 * _layers_weights(model) * tokens + attention
+
+
+def _layers_weights(model: Model) -> int:
     attention = model.hidden * model.head_dim * 2 * (model.heads + model.kv_heads)
-    mlp = 3 * model.hidden * model.intermediate
-    weights = model.layers * (attention + mlp) + model.hidden * model.vocab
-    return itemsize * weights + streams * context * model.layers * 2 * model.kv_heads * model.head_dim * itemsize
+    return model.layers * (attention + 3 * model.hidden * model.intermediate)

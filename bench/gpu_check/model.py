@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from bench.gpu_check.llama import make_decoder, step_bytes
+from bench.gpu_check.llama import make_decoder, prompt_operations, step_bytes
 from bench.gpu_check.requests import prompts
 from bench.gpu_check.setting import Setting
 from bench.gpu_check.sizes import Sizes
@@ -53,7 +53,15 @@ def _add(setting: Setting, streams: int, prefill_s: float, steps_s: list[float])
         peer_value=1e3 * floor,
         ratio=floor / step,
     )
-    setting.rows.add(f"{name}: prefill", streams * sizes.prompt / prefill_s, "tokens/s")
+    least_s = streams * prompt_operations(sizes.model, sizes.prompt) / setting.matmul_rate
+    setting.rows.add(
+        f"{name}: prompts",
+        1e3 * prefill_s,
+        "ms",
+        peer="operations over the matrix product's rate",
+        peer_value=1e3 * least_s,
+        ratio=least_s / prefill_s,
+    )
     setting.rows.add(f"{name}: all", streams * sizes.output / (prefill_s + sum(steps_s)), "tokens/s")
 
 

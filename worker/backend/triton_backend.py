@@ -46,7 +46,7 @@ class TritonBackend:
         self, from_blocks: torch.Tensor, sources: Blocks, to_blocks: torch.Tensor, destinations: Blocks
     ) -> None:
         """One launch within the device. To and from the host the copy engines work beside the kernels."""
-        if from_blocks.device != self.device or to_blocks.device != self.device:
+        if from_blocks.device != to_blocks.device:
             copy_one_by_one(from_blocks, sources, to_blocks, destinations)
             return
         pairs = np.stack((sources, destinations), axis=1).astype(np.int64)

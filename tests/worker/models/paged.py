@@ -39,7 +39,7 @@ class PagedModel:
         )
         scales = None
         if fp8:
-            scales = measure_kv_scales(loaded.model, spec, loaded.dtype, self._io, config.max_positions)
+            scales = measure_kv_scales(loaded, spec, self._io, config.max_positions)
         self.kv_cache = KVCache(spec, num_blocks, device, scales=scales)
         for cache in (*self.kv_cache.keys, *self.kv_cache.values):
             cache.fill_(float("nan"))
