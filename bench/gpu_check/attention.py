@@ -54,15 +54,8 @@ def _decode(setting: Setting, streams: int, *, float8: bool = False) -> None:
         *(functools.partial(attend, paged_attention, streams, table) for table in paged.block_tables)
     )
     num_bytes = paged.bytes_per_set * caches[0].itemsize // setting.dtype.itemsize + 2 * q.nbytes
-    setting.rows.add(
-        name,
-        num_bytes / seconds / GIGA,
-        "GB/s",
-        peer="copy",
-        peer_value=setting.copy_rate / GIGA,
-        ratio=num_bytes / seconds / setting.copy_rate,
-        note=f"{1e6 * seconds:.1f} us",
-    )
+    rate, note = num_bytes / seconds / GIGA, f"{1e6 * seconds:.1f} us"
+    setting.rows.compare(name, rate, "GB/s", "copy", setting.copy_rate / GIGA, note=note)
 
 
 def _prefill(setting: Setting) -> None:
@@ -95,18 +88,9 @@ def _prefill(setting: Setting) -> None:
     seconds = setting.timer.median(ours)
     # Not every one of torch's kernels knows grouped heads; the faster way counts.
     peer_seconds = min(setting.timer.median(sdpa), setting.timer.median(sdpa_of_repeated))
-    rate, peer_rate = operations / seconds, operations / peer_seconds
-    setting.rows.add(
-        name, rate / TERA, "TFLOP/s", peer="torch SDPA", peer_value=peer_rate / TERA, ratio=rate / peer_rate
-    )
-    setting.rows.add(
-        name,
-        rate / TERA,
-        "TFLOP/s",
-        peer=f"matrix product {sizes.matmul}^3",
-        peer_value=setting.matmul_rate / TERA,
-        ratio=rate / setting.matmul_rate,
-    )
+    rate = operations / seconds / TERA
+    setting.rows.compare(name, rate, "TFLOP/s", "torch SDPA", operations / peer_seconds / TERA)
+    setting.rows.compare(name, rate, "TFLOP/s", f"matrix product {sizes.matmul}^3", setting.matmul_rate / TERA)
 
 
 def _judge(setting: Setting, name: str, actual: torch.Tensor, expected: torch.Tensor) -> None:

@@ -91,11 +91,4 @@ def _copies(setting: Setting) -> None:
 
 
 def _add(setting: Setting, name: str, rate: float) -> None:
-    setting.rows.add(
-        name,
-        rate / GIGA,
-        "GB/s",
-        peer="copy",
-        peer_value=setting.copy_rate / GIGA,
-        ratio=rate / setting.copy_rate,
-    )
+    setting.rows.compare(name, rate / GIGA, "GB/s", "copy", setting.copy_rate / GIGA)

@@ -36,33 +36,20 @@ def run(setting: Setting) -> None:
     runner = Runner(make_decoder(setting, backend), cache, make_io(setting.device))
     for streams in sizes.streams:
         _generate(runner, replace(sizes, output=3), streams)  # compiles what these shapes need
-        prefill_s, steps_s = _generate(runner, sizes, streams)
-        _add(setting, streams, prefill_s, steps_s)
+        prompts_s, steps_s = _generate(runner, sizes, streams)
+        _add(setting, streams, prompts_s, steps_s)
 
 
-def _add(setting: Setting, streams: int, prefill_s: float, steps_s: list[float]) -> None:
-    sizes = setting.sizes
-    num_bytes = step_bytes(sizes.model, streams, sizes.prompt + sizes.output // 2, setting.dtype.itemsize)
-    floor, step = num_bytes / setting.copy_rate, statistics.median(steps_s)
+def _add(setting: Setting, streams: int, prompts_s: float, steps_s: list[float]) -> None:
+    sizes, rows = setting.sizes, setting.rows
     name = sizes.requests(streams)
-    setting.rows.add(
-        f"{name}: decode step",
-        1e3 * step,
-        "ms",
-        peer="weights and KV over the copy rate",
-        peer_value=1e3 * floor,
-        ratio=floor / step,
-    )
-    least_s = streams * prompt_operations(sizes.model, sizes.prompt) / setting.matmul_rate
-    setting.rows.add(
-        f"{name}: prompts",
-        1e3 * prefill_s,
-        "ms",
-        peer="operations over the matrix product's rate",
-        peer_value=1e3 * least_s,
-        ratio=least_s / prefill_s,
-    )
-    setting.rows.add(f"{name}: all", streams * sizes.output / (prefill_s + sum(steps_s)), "tokens/s")
+    num_bytes = step_bytes(sizes.model, streams, sizes.prompt + sizes.output // 2, setting.dtype.itemsize)
+    floor_s = num_bytes / setting.copy_rate
+    step_s = statistics.median(steps_s)
+    rows.compare(f"{name}: decode step", 1e3 * step_s, "ms", "weights and KV over the copy's rate", 1e3 * floor_s)
+    floor_s = streams * prompt_operations(sizes.model, sizes.prompt) / setting.matmul_rate
+    rows.compare(f"{name}: prompts", 1e3 * prompts_s, "ms", "operations over the product's rate", 1e3 * floor_s)
+    rows.add(f"{name}: all", streams * sizes.output / (prompts_s + sum(steps_s)), "tokens/s")
 
 
 def _generate(runner: Runner, sizes: Sizes, streams: int) -> tuple[float, list[float]]:
@@ -80,10 +67,10 @@ def _generate(runner: Runner, sizes: Sizes, streams: int) -> tuple[float, list[f
         )
     )
     plans = _prefill_plans(sizes, streams)
-    prefill_s = sum(_seconds(runner, table, plan) for plan in plans)
+    prompts_s = sum(_seconds(runner, table, plan) for plan in plans)
     rows = list(range(streams))
     steps = range(len(plans), len(plans) + sizes.output - 1)
-    return prefill_s, [_seconds(runner, table, plain_plan(step, rows, [1] * streams, [1] * streams)) for step in steps]
+    return prompts_s, [_seconds(runner, table, plain_plan(step, rows, [1] * streams, [1] * streams)) for step in steps]
 
 
 def _prefill_plans(sizes: Sizes, streams: int) -> list[StepPlan]:

@@ -54,6 +54,10 @@ class Rows:
         with self._path.open("a") as file:
             file.write(json.dumps(asdict(row)) + "\n")
 
+    def compare(self, what: str, value: float, unit: str, peer: str, peer_value: float, *, note: str = "") -> None:
+        """A row with its ratio."""
+        self.add(what, value, unit, peer=peer, peer_value=peer_value, ratio=_ratio(value, unit, peer_value), note=note)
+
 
 def read_rows(path: Path) -> list[Row]:
     """What was written so far; nothing if nothing was."""
@@ -69,7 +73,7 @@ def comparisons(rows: list[Row]) -> list[Row]:
             theirs = by_name.get((peer, what))
             if of != part or theirs is None or not ours.value or not theirs.value:
                 continue
-            ratio = theirs.value / ours.value if ours.unit == "ms" else ours.value / theirs.value
+            ratio = _ratio(ours.value, ours.unit, theirs.value)
             compared.append(replace(ours, part=f"{part} /", peer=peer, peer_value=theirs.value, ratio=ratio))
     return compared
 
@@ -83,6 +87,11 @@ def table(rows: list[Row]) -> str:
         ratio = "" if row.ratio is None else f"{row.ratio:.2f}"
         lines.append(f"{row.part:<19}{row.what:<36}{value:>16}  {beside:<42}{ratio:>6}".rstrip())
     return "\n".join(lines)
+
+
+def _ratio(value: float, unit: str, peer_value: float) -> float:
+    """Of times the shorter is the better, of rates the higher."""
+    return peer_value / value if unit == "ms" else value / peer_value
 
 
 def _short(value: float) -> str:

@@ -62,14 +62,14 @@ def reference(checkpoint: Checkpoint) -> LlamaForCausalLM:
     return model.eval()
 
 
-@pytest.mark.parametrize("backend_name", ["torch", "cpu"])
+@pytest.mark.parametrize(("backend_name", "num_tokens"), [("torch", 12), ("cpu", 64)])
 def test_it_answers_and_equals_transformers(
-    checkpoint: Checkpoint, reference: LlamaForCausalLM, tokens: list[str], backend_name: str
+    checkpoint: Checkpoint, reference: LlamaForCausalLM, tokens: list[str], backend_name: str, num_tokens: int
 ) -> None:
     backend = make_backend(backend_name, torch.float32, CPU, 2, False)
     paged = PagedModel(load_model(checkpoint, backend, torch.float32), CPU)
     prompt = [tokens.index(token) for token in CHAT.split()]
-    answer = paged.greedy({"question": prompt}, 64)["question"]
+    answer = paged.greedy({"question": prompt}, num_tokens)["question"]
     assert "Paris" in "".join(tokens[token] for token in answer[:12])
 
     text = prompt + answer
