@@ -14,7 +14,7 @@ FETCH := $(if $(filter $(DEMO_MODEL),$(MODEL)),model)
 MAKEFLAGS += --no-print-directory
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help setup native model demo serve test check check-python check-protos protos traces bench bench-scheduler format constraints clean
+.PHONY: help setup native model demo serve test check check-python check-protos protos traces bench bench-scheduler gpu-check format constraints clean
 
 help:  ## list the targets
 	@sed -n 's/^\([a-z-]*\):[^#]*## \(.*\)/  \1|\2/p' Makefile | awk -F'|' '{printf "%-16s %s\n", $$1, $$2}'
@@ -73,6 +73,9 @@ bench: setup native model  ## run the benchmarks
 bench-scheduler: setup  ## microseconds per scheduler step, beside vLLM's scheduler
 	@$(BIN)/python -m tools.install_vllm --torch-index "$(TORCH_INDEX)"
 	@$(BIN)/python -m bench.scheduler
+
+gpu-check:  ## check and measure this machine's GPU with the Python, torch and Triton that it has, in under 10 minutes
+	@$(PYTHON) -m bench.gpu_check $(GPU_CHECK_FLAGS)
 
 format: setup  ## format the code
 	@$(BIN)/ruff format --quiet

@@ -15,7 +15,15 @@ import yaml
 
 from scheduler.config import ConfigError
 
-_COMMON = ("model", "revision", "max-model-len", "log-level", "log-format")
+_COMMON = (
+    "model",
+    "revision",
+    "max-model-len",
+    "max-num-batched-tokens",
+    "max-num-seqs",
+    "log-level",
+    "log-format",
+)
 _SECTIONS = ("scheduler", "worker")
 
 

@@ -17,13 +17,17 @@ class WorkerConfig:
     revision: str | None = None
     host: str = "127.0.0.1"
     port: int = 50052
+    load_format: str = "auto"
     dtype: str = "auto"
     block_size: int = 16
     max_model_len: int | None = None
-    gpu_memory_utilization: float = 0.5
+    gpu_memory_utilization: float | None = None
     kv_cache_memory_bytes: int | None = None
     num_gpu_blocks_override: int | None = None
     swap_space: int | None = None
+    max_num_batched_tokens: int | None = None
+    max_num_seqs: int | None = None
+    kv_cache_dtype: str = "auto"
     backend: str = "auto"
     device: str = "auto"
     exact: bool = False
@@ -34,16 +38,18 @@ class WorkerConfig:
     def __post_init__(self) -> None:
         if not self.model:
             raise ConfigError("--model is required")
+        self._one_of("load_format", LOAD_FORMATS)
         self._one_of("dtype", DTYPES)
+        self._one_of("kv_cache_dtype", KV_CACHE_DTYPES)
         self._one_of("backend", BACKENDS)
         self._one_of("device", DEVICES)
         self._one_of("log_level", LOG_LEVELS)
         self._one_of("log_format", LOG_FORMATS)
         if not 0 <= self.port <= 65535:
             raise ConfigError(f"--port must be in [0, 65535], is {self.port}")
-        if not 0 < self.gpu_memory_utilization <= 1:
+        if self.gpu_memory_utilization is not None and not 0 < self.gpu_memory_utilization <= 1:
             raise ConfigError(f"--gpu-memory-utilization must be in (0, 1], is {self.gpu_memory_utilization}")
-        for field in ("block_size", "max_model_len", "kv_cache_memory_bytes", "num_gpu_blocks_override", "threads"):
+        for field in _AT_LEAST_1:
             value = getattr(self, field)
             if value is not None and value < 1:
                 raise ConfigError(f"{_flag(field)} must be at least 1, is {value}")
@@ -51,10 +57,12 @@ class WorkerConfig:
             raise ConfigError(f"--swap-space must be at least 0, is {self.swap_space}")
         if self.exact and self.dtype == "bfloat16":
             raise ConfigError("--exact computes in float32; --dtype must be auto or float32, is bfloat16")
+        if self.exact and self.kv_cache_dtype != "auto":
+            raise ConfigError(f"--exact computes in float32; --kv-cache-dtype must be auto, is {self.kv_cache_dtype}")
         if self.exact and self.device == "cuda":
             raise ConfigError("--exact is for CPUs; --device must be auto or cpu, is cuda")
-        if self.exact and self.backend == "torch":
-            raise ConfigError("--exact needs the native kernels; --backend must be auto or cpu, is torch")
+        if self.exact and self.backend not in ("auto", "cpu"):
+            raise ConfigError(f"--exact needs the native kernels; --backend must be auto or cpu, is {self.backend}")
         if self.backend == "cpu" and self.device == "cuda":
             raise ConfigError("--backend cpu needs --device auto or cpu, is cuda")
 
@@ -64,11 +72,22 @@ class WorkerConfig:
             raise ConfigError(f"{_flag(field)} must be one of {', '.join(choices)}, is {value!r}")
 
 
+LOAD_FORMATS = ("auto", "dummy")
 DTYPES = ("auto", "float32", "bfloat16")
-BACKENDS = ("auto", "cpu", "torch")
+KV_CACHE_DTYPES = ("auto", "fp8_e4m3")
+BACKENDS = ("auto", "cpu", "triton", "torch")
 DEVICES = ("auto", "cpu", "cuda")
 LOG_LEVELS = ("debug", "info", "warning", "error")
 LOG_FORMATS = ("auto", "json", "console")
+_AT_LEAST_1 = (
+    "block_size",
+    "max_model_len",
+    "kv_cache_memory_bytes",
+    "num_gpu_blocks_override",
+    "max_num_batched_tokens",
+    "max_num_seqs",
+    "threads",
+)
 
 
 def _flag(field: str) -> str:

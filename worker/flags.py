@@ -7,7 +7,17 @@ from collections.abc import Sequence
 from dataclasses import fields
 from typing import Any
 
-from worker.config import BACKENDS, DEVICES, DTYPES, LOG_FORMATS, LOG_LEVELS, ConfigError, WorkerConfig
+from worker.config import (
+    BACKENDS,
+    DEVICES,
+    DTYPES,
+    KV_CACHE_DTYPES,
+    LOAD_FORMATS,
+    LOG_FORMATS,
+    LOG_LEVELS,
+    ConfigError,
+    WorkerConfig,
+)
 from worker.config_file import read_flags
 from worker.sizes import parse_size
 
@@ -35,15 +45,35 @@ def parser() -> argparse.ArgumentParser:
     flag("--revision", "branch, tag or commit of a Hub model", metavar="REV")
     flag("--host", "address to listen on", metavar="ADDRESS")
     flag("--port", "TCP port of the worker's API; 0 picks a free one", type=int, metavar="PORT")
+    flag(
+        "--load-format",
+        "auto reads the weights, safetensors or GGUF; dummy makes up random ones, to measure speed with",
+        choices=LOAD_FORMATS,
+    )
     flag("--dtype", "type of weights and KV cache; auto is the checkpoint's, float32 with --exact", choices=DTYPES)
     flag("--block-size", "tokens per KV cache block", type=int, metavar="TOKENS")
     flag("--max-model-len", "tokens of a sequence at most; none: what the model allows", type=int, metavar="TOKENS")
     flag(
+        "--kv-cache-dtype",
+        "type of keys and values in the KV cache; auto is the weights', fp8_e4m3 takes half of bfloat16's room, with a "
+        "scale per head measured at start",
+        choices=KV_CACHE_DTYPES,
+    )
+    flag(
         "--gpu-memory-utilization",
-        "fraction of the device's memory left after loading, of a CPU's host memory, that the KV cache takes",
+        "fraction of a GPU's memory that the worker uses: for the weights, the largest step, which is profiled, and in "
+        "what is left the KV cache; on a CPU, the KV cache's fraction of the host memory left after loading; none: "
+        "0.9, on a CPU 0.5",
         type=float,
         metavar="FRACTION",
     )
+    flag(
+        "--max-num-batched-tokens",
+        "tokens of a step at most, for which memory is kept; none: 8192 on a GPU, no limit on a CPU",
+        type=int,
+        metavar="TOKENS",
+    )
+    flag("--max-num-seqs", "the same for sequences; none: 256 on a GPU, no limit on a CPU", type=int, metavar="N")
     flag(
         "--kv-cache-memory-bytes",
         "size of the KV cache, in bytes or as in 4GiB, in place of a fraction",
@@ -58,7 +88,11 @@ def parser() -> argparse.ArgumentParser:
         type=_size,
         metavar="SIZE",
     )
-    flag("--backend", "kernels; auto is cpu (native) on a CPU and torch on a GPU", choices=BACKENDS)
+    flag(
+        "--backend",
+        "kernels; auto is cpu (native) on a CPU, and on a GPU triton, or torch where Triton is not installed",
+        choices=BACKENDS,
+    )
     flag("--device", "where tensors live; auto is cuda where there is a GPU, else cpu", choices=DEVICES)
     flag("--exact", "float32 on the CPU, results independent of what else is in a step", action="store_true")
     flag("--threads", "CPU threads of a step; none: as many as the process may use CPUs", type=int, metavar="N")

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import torch
 
+from worker.device_io import DeviceIO
 from worker.sequence_table import SequenceTable
 from worker.step import StepPlan
 
@@ -30,7 +33,7 @@ class InputBatch:
     logits_indices: torch.Tensor
 
 
-def build_input_batch(table: SequenceTable, plan: StepPlan, block_size: int, device: torch.device) -> InputBatch:
+def build_input_batch(table: SequenceTable, plan: StepPlan, block_size: int, io: DeviceIO) -> InputBatch:
     """The batch of a plan that the table has applied and not committed yet; at least one row is scheduled."""
     rows, num_tokens = plan.rows, plan.num_tokens
     starts = table.num_computed[rows]  # [S], position of each row's first token
@@ -48,7 +51,7 @@ def build_input_batch(table: SequenceTable, plan: StepPlan, block_size: int, dev
     slot_mapping = (table.block_tables[row_of_token, indices] - indices) * np.int64(block_size) + positions
     max_blocks = -(-int(seq_lens.max()) // block_size)
     logits_indices = query_start_loc[1:][plan.max_samples > 0].astype(np.int64) - 1
-    columns = {
+    columns: dict[str, npt.NDArray[Any]] = {
         "token_ids": table.token_ids[row_of_token, positions].astype(np.int64),
         "positions": positions,
         "slot_mapping": slot_mapping,
@@ -57,4 +60,4 @@ def build_input_batch(table: SequenceTable, plan: StepPlan, block_size: int, dev
         "block_tables": table.block_tables[rows, :max_blocks],
         "logits_indices": logits_indices,
     }
-    return InputBatch(**{name: torch.from_numpy(column).to(device) for name, column in columns.items()})
+    return InputBatch(**io.upload(columns))

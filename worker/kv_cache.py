@@ -16,6 +16,7 @@ from dataclasses import dataclass
 
 import torch
 
+from worker.backend.block_copies import Blocks, CopyBlocks, copy_one_by_one
 from worker.host_blocks import allocate_host_blocks
 
 
@@ -35,14 +36,31 @@ class KVCacheSpec:
         return 2 * self.num_layers * self.num_kv_heads * self.block_size * self.head_dim * self.dtype.itemsize
 
 
+KVScales = tuple[torch.Tensor, torch.Tensor]
+"""Of a layer's keys and values, each [G] float32 on the device: what is stored times its head's scale is the value."""
+
+
 class KVCache:
     """Keys and values of every layer. keys[i], values[i]: [N, G, B, D], contiguous views of the one allocation.
+    key_scales[i], value_scales[i]: KVScales of a layer, None where the values are stored as they are.
 
     A phase of copies takes blocks sources[i] to destinations[i], in all layers: lengths are equal, destinations are
     distinct, and none is a source.
     """
 
-    def __init__(self, spec: KVCacheSpec, num_blocks: int, device: torch.device, num_host_blocks: int = 0) -> None:
+    def __init__(
+        self,
+        spec: KVCacheSpec,
+        num_blocks: int,
+        device: torch.device,
+        num_host_blocks: int = 0,
+        *,
+        copy_blocks: CopyBlocks = copy_one_by_one,
+        scales: Sequence[KVScales] | None = None,
+    ) -> None:
+        """copy_blocks: the backend's. scales: one pair per layer for a spec in float8, None for another."""
+        if (spec.dtype.itemsize == 1) != (scales is not None):
+            raise ValueError(f"a KV cache in {spec.dtype} {'has' if scales is not None else 'lacks'} scales")
         self.spec = spec
         self.num_blocks = num_blocks
         self.num_host_blocks = num_host_blocks
@@ -53,29 +71,19 @@ class KVCache:
         self.values = list(storage[1].unbind(0))
         self._blocks = storage.movedim(2, 0)  # [N, 2, L, G, B, D], a view
         self._host_blocks = allocate_host_blocks(num_host_blocks, self._blocks.shape[1:], spec.dtype, device)
+        self._copy_blocks = copy_blocks
+        layers = [(None, None)] * spec.num_layers if scales is None else scales
+        self.key_scales = [keys for keys, _ in layers]
+        self.value_scales = [values for _, values in layers]
 
-    def swap_out(self, sources: Sequence[int], destinations: Sequence[int]) -> None:
+    def swap_out(self, sources: Blocks, destinations: Blocks) -> None:
         """A phase of copies from device blocks to host blocks."""
-        _copy(self._blocks, sources, self._host_blocks, destinations)
+        self._copy_blocks(self._blocks, sources, self._host_blocks, destinations)
 
-    def swap_in(self, sources: Sequence[int], destinations: Sequence[int]) -> None:
+    def swap_in(self, sources: Blocks, destinations: Blocks) -> None:
         """A phase of copies from host blocks to device blocks."""
-        _copy(self._host_blocks, sources, self._blocks, destinations)
+        self._copy_blocks(self._host_blocks, sources, self._blocks, destinations)
 
-    def copy_on_write(self, sources: Sequence[int], destinations: Sequence[int]) -> None:
+    def copy_on_write(self, sources: Blocks, destinations: Blocks) -> None:
         """A phase of copies from device blocks to device blocks."""
-        _copy(self._blocks, sources, self._blocks, destinations)
-
-    def synchronize(self) -> None:
-        """Returns once all copies so far are done."""
-        if self.device.type == "cuda":
-            torch.cuda.current_stream(self.device).synchronize()
-
-
-def _copy(
-    from_blocks: torch.Tensor, sources: Sequence[int], to_blocks: torch.Tensor, destinations: Sequence[int]
-) -> None:
-    # One strided copy per block over all layers. A gather and a scatter for the whole phase would move every byte twice
-    # and need room for all of them once more; on a CPU they are several times slower.
-    for source, destination in zip(sources, destinations, strict=True):
-        to_blocks[destination].copy_(from_blocks[source], non_blocking=True)
+        self._copy_blocks(self._blocks, sources, self._blocks, destinations)

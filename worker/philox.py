@@ -22,27 +22,27 @@ Words = npt.NDArray[np.uint32]
 PURPOSE_TOKEN = 0
 """Third counter word of the draw of a token; other purposes get other numbers, so that draws never coincide."""
 
-_MULTIPLIER_0 = np.uint64(0xD2511F53)
-_MULTIPLIER_1 = np.uint64(0xCD9E8D57)
-_WEYL_0 = 0x9E3779B9
-_WEYL_1 = 0xBB67AE85
-_MASK = 0xFFFFFFFF
-_ROUNDS = 10
+MULTIPLIER_0 = 0xD2511F53
+MULTIPLIER_1 = 0xCD9E8D57
+WEYL_0 = 0x9E3779B9
+WEYL_1 = 0xBB67AE85
+MASK = 0xFFFFFFFF
+ROUNDS = 10
 
 
 def philox(c0: Words, c1: int, c2: int, c3: int, key: int) -> tuple[Words, Words, Words, Words]:
     """The four words for each of the counters (c0[i], c1, c2, c3), each [N], under a 64-bit key."""
     shift = np.uint64(32)
     x0: Words = c0
-    x1, x2, x3 = (np.full(c0.shape, word & _MASK, np.uint32) for word in (c1, c2, c3))
-    k0, k1 = key & _MASK, (key >> 32) & _MASK
-    for _ in range(_ROUNDS):
-        product_0 = x0 * _MULTIPLIER_0
-        product_1 = x2 * _MULTIPLIER_1
+    x1, x2, x3 = (np.full(c0.shape, word & MASK, np.uint32) for word in (c1, c2, c3))
+    k0, k1 = key & MASK, (key >> 32) & MASK
+    for _ in range(ROUNDS):
+        product_0 = x0 * np.uint64(MULTIPLIER_0)
+        product_1 = x2 * np.uint64(MULTIPLIER_1)
         x0 = (product_1 >> shift).astype(np.uint32) ^ x1 ^ np.uint32(k0)
         x2 = (product_0 >> shift).astype(np.uint32) ^ x3 ^ np.uint32(k1)
         x1, x3 = product_1.astype(np.uint32), product_0.astype(np.uint32)
-        k0, k1 = (k0 + _WEYL_0) & _MASK, (k1 + _WEYL_1) & _MASK
+        k0, k1 = (k0 + WEYL_0) & MASK, (k1 + WEYL_1) & MASK
     return x0, x1, x2, x3
 
 

@@ -28,7 +28,7 @@ from worker.step import FloatColumn, IntColumn
 _Row = npt.NDArray[np.float32]
 _Ids = npt.NDArray[np.int64]
 
-_SMALLEST_TEMPERATURE = float(np.finfo(np.float32).tiny)
+SMALLEST_TEMPERATURE = float(np.finfo(np.float32).tiny)
 _NUCLEUS_FLOORS = (1e-2, 1e-4, 1e-6)
 """Weights, relative to the most likely token's, down to which a nucleus is looked for before all are sorted."""
 
@@ -109,7 +109,7 @@ def _draw(
 ) -> int:
     """The token drawn from logits [V]."""
     with np.errstate(over="ignore"):  # a tiny temperature sends all but the most likely tokens to -inf, as it should
-        x = (logits - logits.max()) / np.float32(max(temperature, _SMALLEST_TEMPERATURE))
+        x = (logits - logits.max()) / np.float32(max(temperature, SMALLEST_TEMPERATURE))
     ids: _Ids | None = None  # ascending; None is the whole vocabulary
     if min_p > 0:
         ids = np.flatnonzero(np.exp(x) >= np.float32(min_p))

@@ -106,9 +106,10 @@ def check_open(open_: Open, capacity: Capacity) -> Limits:
         )
     _within("num_device_blocks", open_.num_device_blocks, 1, capacity.num_device_blocks)
     _within("num_host_blocks", open_.num_host_blocks, 0, capacity.num_host_blocks)
-    _within("num_rows", open_.num_rows, 1, MAX_ROWS)
+    _within("num_rows", open_.num_rows, 1, min(MAX_ROWS, capacity.max_num_seqs), "--max-num-seqs")
     _within("max_model_len", open_.max_model_len, 1, capacity.max_model_len)
-    _within("max_num_batched_tokens", open_.max_num_batched_tokens, 1, 2**31 - 1)
+    most_tokens = capacity.max_num_batched_tokens
+    _within("max_num_batched_tokens", open_.max_num_batched_tokens, 1, most_tokens, "--max-num-batched-tokens")
     return Limits(
         num_rows=open_.num_rows,
         num_device_blocks=open_.num_device_blocks,
@@ -120,6 +121,7 @@ def check_open(open_: Open, capacity: Capacity) -> Limits:
     )
 
 
-def _within(name: str, value: int, low: int, high: int) -> None:
+def _within(name: str, value: int, low: int, high: int, flag: str | None = None) -> None:
     if not low <= value <= high:
-        raise OpenError(f"open.{name} is {value}, must be {low} to {high}")
+        bound = f", which the worker's {flag} sets" if flag and value > high else ""
+        raise OpenError(f"open.{name} is {value}, must be {low} to {high}{bound}")

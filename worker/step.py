@@ -8,6 +8,7 @@ Values are immutable by convention: nobody writes into an array after it was put
 from __future__ import annotations
 
 import enum
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -61,7 +62,7 @@ class Capacity:
     """What this worker can do. One KV group, one rank.
 
     block_size in tokens, bytes_per_block over all layers, window in tokens (0: none), num_host_blocks 0 if it cannot
-    swap.
+    swap. max_num_seqs and max_num_batched_tokens bound a step; an Open that asks for more is refused.
     """
 
     num_layers: int
@@ -72,6 +73,8 @@ class Capacity:
     num_host_blocks: int
     logits_width: int
     max_model_len: int
+    max_num_seqs: int
+    max_num_batched_tokens: int
     architecture: str
     dtype: str
     tokenizer_digest: bytes
@@ -158,6 +161,30 @@ class StepPlan:
     rows: IntColumn
     num_tokens: IntColumn
     max_samples: IntColumn
+
+
+def plain_plan(
+    step_id: int,
+    rows: Sequence[int],
+    num_tokens: Sequence[int],
+    max_samples: Sequence[int],
+    admissions: Sequence[Admission] = (),
+) -> StepPlan:
+    """A plan that admits and computes, and releases, copies and edits nothing."""
+    return StepPlan(
+        step_id=step_id,
+        released_rows=no_ints(),
+        swap_out=NO_COPIES,
+        swap_in=NO_COPIES,
+        copy_on_write=NO_COPIES,
+        admissions=tuple(admissions),
+        edit_rows=no_ints(),
+        edit_indices=no_ints(),
+        edit_blocks=no_ints(),
+        rows=np.array(rows, np.int32),
+        num_tokens=np.array(num_tokens, np.int32),
+        max_samples=np.array(max_samples, np.int32),
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

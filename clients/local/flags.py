@@ -27,13 +27,13 @@ def _flag(name: str, metavar: str | None, text: str) -> Flag:
 SHARED = (
     _flag("--revision", "REV", "branch, tag or commit of a model on the Hub"),
     _flag("--max-model-len", "TOKENS", "most tokens of prompt plus output"),
+    _flag("--max-num-seqs", "N", "most sequences that run at a time"),
+    _flag("--max-num-batched-tokens", "TOKENS", "token budget of a step"),
     _flag("--log-level", "LEVEL", "least severe level that is logged"),
     _flag("--log-format", "FORMAT", "how log lines look"),
     _flag("--config", "FILE", "YAML file with flags"),
 )
 SCHEDULER = (
-    _flag("--max-num-seqs", "N", "most sequences that run at a time"),
-    _flag("--max-num-batched-tokens", "TOKENS", "token budget of a step"),
     _flag("--enable-prefix-caching", None, "reuse the blocks of equal prompt beginnings"),
     _flag("--no-enable-prefix-caching", None, "do not"),
     _flag("--max-num-waiting", "N", "sequences that wait, before more are refused"),
@@ -47,7 +47,9 @@ SCHEDULER = (
     _flag("--served-model-name", "NAME", "name of the model in requests and answers"),
 )
 WORKER = (
+    _flag("--load-format", "FORMAT", "where the weights come from"),
     _flag("--dtype", "TYPE", "type of weights and KV cache"),
+    _flag("--kv-cache-dtype", "TYPE", "type of keys and values in the KV cache"),
     _flag("--block-size", "TOKENS", "tokens per KV cache block"),
     _flag("--gpu-memory-utilization", "FRACTION", "share of the device's memory that may be used"),
     _flag("--kv-cache-memory-bytes", "BYTES", "size of the KV cache"),

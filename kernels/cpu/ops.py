@@ -50,6 +50,11 @@ def check_cache(op: str, key_cache: torch.Tensor, value_cache: torch.Tensor) -> 
     return shape
 
 
+def _check_unscaled(op: str, k_scale: torch.Tensor | None, v_scale: torch.Tensor | None) -> None:
+    if k_scale is not None or v_scale is not None:
+        raise ValueError(f"{op}: k_scale and v_scale must be None, the CPU has no kernels for scaled caches")
+
+
 def check_indices(op: str, field: str, x: torch.Tensor, count: int, dtype: torch.dtype) -> None:
     """x [count], contiguous, in dtype."""
     if x.numel() != count or x.dtype is not dtype or not x.is_contiguous():
@@ -167,11 +172,14 @@ class CpuOps:
         key_cache: torch.Tensor,
         value_cache: torch.Tensor,
         slot_mapping: torch.Tensor,
+        k_scale: torch.Tensor | None = None,
+        v_scale: torch.Tensor | None = None,
     ) -> None:
         """Rotates q [T, H, D] and k [T, G, D] in place by cos_sin [max positions, D] at positions [T] int32 and writes
         k and v [T, G, D] to slots slot_mapping [T] int64 of the caches [N, G, B, D]. Nothing is written if one value is
-        out of range."""
+        out of range. Scaled caches are not supported."""
         op = "rope_and_cache"
+        _check_unscaled(op, k_scale, v_scale)
         num_blocks, kv_heads, block_size, head_dim = check_cache(op, key_cache, value_cache)
         tokens = slot_mapping.numel()
         query_heads, q_stride = _check_heads(op, "q", q, tokens, head_dim)
@@ -224,6 +232,9 @@ class CpuOps:
         scale: float,
         window: int,
         soft_cap: float = 0.0,
+        *,
+        k_scale: torch.Tensor | None = None,
+        v_scale: torch.Tensor | None = None,
     ) -> torch.Tensor:
         """Causal attention of each sequence's last queries over its paged keys and values.
 
@@ -231,6 +242,7 @@ class CpuOps:
         [S + 1], seq_lens [S] and block_tables [S, max blocks] int32; window 0 is none; soft_cap 0 is none, else scores
         become soft_cap * tanh(score / soft_cap) -> [T, H, D] contiguous."""
         op = "attention"
+        _check_unscaled(op, k_scale, v_scale)
         num_blocks, kv_heads, block_size, head_dim = check_cache(op, key_cache, value_cache)
         tokens = q.size(0)
         query_heads, q_stride = _check_heads(op, "q", q, tokens, head_dim)

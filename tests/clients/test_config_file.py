@@ -43,16 +43,16 @@ def refusal(service: Service, file: Path) -> str:
 
 def test_one_file_serves_both(file: Path) -> None:
     file.write_text(
-        "model: m\nrevision: r\nmax_model_len: 8\nlog-level: debug\nlog-format: json\n"
-        "scheduler:\n  port: 1\n  max-num-seqs: 2\n"
-        "worker:\n  port: 3\n  block-size: 4\n"
+        "model: m\nrevision: r\nmax_model_len: 8\nmax-num-seqs: 70\nlog-level: debug\nlog-format: json\n"
+        "scheduler:\n  port: 1\n  max-num-waiting: 2\n"
+        "worker:\n  port: 3\n  block-size: 4\n  max-num-seqs: 80\n"
     )
     of_scheduler, of_worker = (parse(["--config", str(file)]) for parse, _ in SERVICES.values())
     for config in (of_scheduler, of_worker):
         assert (config.model, config.revision, config.max_model_len) == ("m", "r", 8)
         assert (config.log_level, config.log_format) == ("debug", "json")
-    assert (of_scheduler.port, of_scheduler.max_num_seqs) == (1, 2)
-    assert (of_worker.port, of_worker.block_size) == (3, 4)
+    assert (of_scheduler.port, of_scheduler.max_num_waiting, of_scheduler.max_num_seqs) == (1, 2, 70)
+    assert (of_worker.port, of_worker.block_size, of_worker.max_num_seqs) == (3, 4, 80)
 
 
 @pytest.mark.parametrize("content", ["", "# nothing\n", "worker:\nscheduler:\n"])
@@ -64,9 +64,9 @@ def test_a_file_may_be_empty(service: Service, file: Path, content: str) -> None
 
 def test_flags_of_one_service_belong_under_its_section(file: Path) -> None:
     elsewhere = "; flags of one service belong under scheduler: or worker:"
-    file.write_text("max-num-seqs: 8\n")
-    assert refusal(SERVICES["scheduler"], file) == "max-num-seqs belongs under scheduler:"
-    assert refusal(SERVICES["worker"], file) == "unknown flag max-num-seqs" + elsewhere
+    file.write_text("max-num-waiting: 8\n")
+    assert refusal(SERVICES["scheduler"], file) == "max-num-waiting belongs under scheduler:"
+    assert refusal(SERVICES["worker"], file) == "unknown flag max-num-waiting" + elsewhere
     file.write_text("block_size: 8\n")
     assert refusal(SERVICES["scheduler"], file) == "unknown flag block-size" + elsewhere
     assert refusal(SERVICES["worker"], file) == "block-size belongs under worker:"

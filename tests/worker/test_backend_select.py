@@ -5,16 +5,32 @@ from __future__ import annotations
 import pytest
 import torch
 
-from worker.backend.select import BackendError, make_backend
+from worker.backend.select import BackendError, automatic, make_backend
 
 CPU, GPU = torch.device("cpu"), torch.device("cuda")
 
 
-def test_auto_is_native_on_a_cpu_and_torch_on_a_gpu() -> None:
+def test_auto_is_native_on_a_cpu() -> None:
     backend = make_backend("auto", torch.bfloat16, CPU, 2, False)
     assert backend.name == "cpu" and backend.activation_dtype == torch.float32
     assert backend.describe()["threads"] == 2
-    assert make_backend("auto", torch.bfloat16, GPU, 2, False).name == "torch"
+
+
+@pytest.mark.parametrize(("installed", "name"), [(True, "triton"), (False, "torch")])
+def test_auto_is_triton_on_a_gpu_where_it_is_installed(
+    monkeypatch: pytest.MonkeyPatch, installed: bool, name: str
+) -> None:
+    monkeypatch.setattr("importlib.util.find_spec", lambda package: package if installed else None)
+    assert automatic(GPU) == name
+
+
+def test_triton_on_a_cpu_is_for_its_interpreter_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    triton = pytest.importorskip("triton")
+    monkeypatch.setitem(vars(triton.knobs.runtime), "interpret", False)
+    with pytest.raises(
+        BackendError, match=r"--backend triton needs a CUDA GPU and --device is cpu; .* \(TRITON_INTERPRE"
+    ):
+        make_backend("triton", torch.float32, CPU, 2, False)
 
 
 def test_torch_computes_in_the_storage_dtype() -> None:
@@ -30,7 +46,7 @@ def test_exact_mode() -> None:
 @pytest.mark.parametrize(
     ("name", "dtype", "device", "exact", "message"),
     [
-        ("metal", torch.float32, CPU, False, "--backend is 'metal', must be one of auto, cpu, torch"),
+        ("metal", torch.float32, CPU, False, "--backend is 'metal', must be one of auto, cpu, triton, torch"),
         ("cpu", torch.float32, GPU, False, "--backend cpu does not run on device cuda"),
         (
             "torch",
@@ -40,7 +56,14 @@ def test_exact_mode() -> None:
             "--exact needs --backend cpu and --dtype float32, this is torch with float32",
         ),
         ("auto", torch.bfloat16, CPU, True, "--exact needs .*, this is cpu with bfloat16"),
-        ("auto", torch.float32, GPU, True, "--exact needs .*, this is torch with float32"),
+        ("auto", torch.float32, GPU, True, "--exact needs .*, this is (triton|torch) with float32"),
+        (
+            "triton",
+            torch.float32,
+            CPU,
+            False,
+            r"--backend triton needs a CUDA GPU and --device is cpu; .* \(TRITON_INTER",
+        ),
     ],
 )
 def test_errors(name: str, dtype: torch.dtype, device: torch.device, exact: bool, message: str) -> None:

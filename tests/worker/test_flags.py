@@ -87,6 +87,10 @@ BAD = {
     "--dtype must be auto or float32, is bfloat16": ["--exact", "--dtype", "bfloat16"],
     "--device must be auto or cpu, is cuda": ["--exact", "--device", "cuda"],
     "--backend must be auto or cpu, is torch": ["--exact", "--backend", "torch"],
+    "--exact needs the native kernels; --backend must be auto or cpu, is triton": ["--exact", "--backend", "triton"],
+    "--kv-cache-dtype must be auto, is fp8_e4m3": ["--exact", "--kv-cache-dtype", "fp8_e4m3"],
+    "--max-num-batched-tokens must be at least 1, is 0": ["--max-num-batched-tokens", "0"],
+    "--max-num-seqs must be at least 1, is 0": ["--max-num-seqs", "0"],
     "--backend cpu needs --device auto or cpu, is cuda": ["--backend", "cpu", "--device", "cuda"],
 }
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable
 
 import numpy as np
 import numpy.typing as npt
@@ -13,14 +12,15 @@ import torch
 from kernels.cpu.library import available_instruction_sets
 from worker.backend.cpu_backend import CpuBackend
 from worker.backend.native_sampler import NativeSampler
+from worker.device_io import StagedIO
+from worker.device_sampler import DeviceSampler, Sampler
 from worker.sampler import Sampled, SamplingColumns
 from worker.sampler import sample as sample_in_numpy
-
-Sampler = Callable[[torch.Tensor, SamplingColumns], Sampled]
 
 DRAWS = 3000
 SAMPLERS: dict[str, Sampler] = {
     "numpy": sample_in_numpy,
+    "device": DeviceSampler(StagedIO(torch.device("cpu"), page_locked=False)),
     **{isa: NativeSampler(CpuBackend(num_threads=2, instruction_set=isa)) for isa in available_instruction_sets()},
 }
 
@@ -137,6 +137,7 @@ def row_of(sampled: Sampled, place: int) -> tuple[int, bytes, bytes, bytes]:
     )
 
 
+@pytest.mark.parametrize("sample", [name for name in SAMPLERS if name != "device"], indirect=True)
 @pytest.mark.parametrize("width", [97, 49_152])
 def test_a_row_alone_and_in_any_batch_is_the_same_bit_for_bit(sample: Sampler, width: int) -> None:
     logits, rows = mixed_rows(width)

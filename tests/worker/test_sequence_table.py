@@ -8,18 +8,17 @@ import torch
 
 from octavo.worker.v1alpha1 import worker_pb2 as pb
 from tests.worker.plans import LIMITS, admission, read, step
+from worker.device_io import HostIO
 from worker.input_batch import InputBatch, build_input_batch
 from worker.sequence_table import SequenceTable
 from worker.step import PlanError
-
-CPU = torch.device("cpu")
 
 
 def run(table: SequenceTable, message: pb.StepPlan, *sampled: int) -> InputBatch:
     """Applies a plan, builds its batch, commits the sampled tokens."""
     plan = read(message)
     table.apply(plan)
-    batch = build_input_batch(table, plan, LIMITS.block_size, CPU)
+    batch = build_input_batch(table, plan, LIMITS.block_size, HostIO())
     table.commit(plan, np.array(sampled, np.int32))
     return batch
 

@@ -259,6 +259,16 @@ REFUSED_OPENS = {
     "length": ({"max_model_len": 513}, grpc.StatusCode.INVALID_ARGUMENT, "max_model_len is 513, must be 1 to 512"),
     "rows": ({"num_rows": 0}, grpc.StatusCode.INVALID_ARGUMENT, "num_rows is 0"),
     "budget": ({"max_num_batched_tokens": 0}, grpc.StatusCode.INVALID_ARGUMENT, "max_num_batched_tokens is 0"),
+    "many rows": (
+        {"num_rows": 101},
+        grpc.StatusCode.INVALID_ARGUMENT,
+        "open.num_rows is 101, must be 1 to 100, which the worker's --max-num-seqs sets",
+    ),
+    "large steps": (
+        {"max_num_batched_tokens": 257},
+        grpc.StatusCode.INVALID_ARGUMENT,
+        "max_num_batched_tokens is 257, must be 1 to 256, which the worker's --max-num-batched-tokens sets",
+    ),
 }
 
 

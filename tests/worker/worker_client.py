@@ -62,6 +62,22 @@ class Stream:
         self._call.cancel()
 
 
+async def opening(stub: pb_grpc.WorkerServiceStub, **changes: object) -> pb.Open:
+    """An Open that the worker accepts, with fields replaced."""
+    capacity = await stub.GetCapacity(pb.GetCapacityRequest())
+    fields = {
+        "protocol_version": PROTOCOL_VERSION,
+        "config_digest": capacity.config_digest,
+        "num_device_blocks": capacity.num_device_blocks,
+        "num_host_blocks": capacity.num_host_blocks,
+        "group_epoch": 1,
+        "num_rows": 8,
+        "max_num_batched_tokens": 256,
+        "max_model_len": capacity.max_model_len,
+    }
+    return pb.Open(**{**fields, **changes})
+
+
 class InProcessWorker:
     """A serving worker and a channel to it."""
 
@@ -76,18 +92,7 @@ class InProcessWorker:
 
     async def opening(self, **changes: object) -> pb.Open:
         """An Open that the worker accepts, with fields replaced."""
-        capacity = await self.capacity()
-        fields = {
-            "protocol_version": PROTOCOL_VERSION,
-            "config_digest": capacity.config_digest,
-            "num_device_blocks": capacity.num_device_blocks,
-            "num_host_blocks": capacity.num_host_blocks,
-            "group_epoch": 1,
-            "num_rows": 8,
-            "max_num_batched_tokens": 256,
-            "max_model_len": capacity.max_model_len,
-        }
-        return pb.Open(**{**fields, **changes})
+        return await opening(self.stub, **changes)
 
     async def open(self, **changes: object) -> Stream:
         """A stream that the worker has confirmed."""
@@ -107,7 +112,14 @@ async def serving(model: Path, logits_width: int | None = None) -> AsyncIterator
     try:
         port = await server.listen("127.0.0.1", 0)
         config = WorkerConfig(
-            model=str(model), dtype="float32", backend="torch", num_gpu_blocks_override=64, block_size=4, threads=1
+            model=str(model),
+            dtype="float32",
+            backend="torch",
+            num_gpu_blocks_override=64,
+            block_size=4,
+            max_num_batched_tokens=256,
+            max_num_seqs=100,
+            threads=1,
         )
         loaded = await server.executor.call(lambda: load_worker(config))
         if logits_width is not None:

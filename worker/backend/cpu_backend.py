@@ -14,6 +14,7 @@ import torch
 
 from kernels.cpu.library import load
 from kernels.cpu.ops import HEAD_DIM_MULTIPLE, CpuOps
+from worker.backend.block_copies import copy_one_by_one
 from worker.backend.native_model import NativeModel
 
 if TYPE_CHECKING:
@@ -27,6 +28,8 @@ class CpuBackend(CpuOps):
     device = torch.device("cpu")
     activation_dtype = torch.float32
     head_dim_multiple = HEAD_DIM_MULTIPLE
+    fp8_kv_cache = False
+    copy_blocks = staticmethod(copy_one_by_one)
 
     def __init__(self, *, num_threads: int, instruction_set: str | None = None) -> None:
         """instruction_set: one of `kernels.cpu.library.available_instruction_sets()`, the best by default."""

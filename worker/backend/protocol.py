@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 import torch
 
+from worker.backend.block_copies import Blocks
+
 if TYPE_CHECKING:
     from worker.models.decoder import Decoder
     from worker.models.model import Model
@@ -31,6 +33,7 @@ class Backend(Protocol):
     device: torch.device
     activation_dtype: torch.dtype
     head_dim_multiple: int  # head sizes that attention serves are multiples of it
+    fp8_kv_cache: bool  # whether caches may be in float8_e4m3fn, with scales
 
     def prepare_linear(self, weight: torch.Tensor, bias: torch.Tensor | None) -> Linear:
         """Packs weight [N, K] and bias [N] once, at load; the tensors given may be freed afterwards."""
@@ -54,13 +57,16 @@ class Backend(Protocol):
         key_cache: torch.Tensor,
         value_cache: torch.Tensor,
         slot_mapping: torch.Tensor,
+        k_scale: torch.Tensor | None = None,
+        v_scale: torch.Tensor | None = None,
     ) -> None:
         """Rotates q [T, H, D] and k [T, G, D] in place (halves layout: element i pairs with i + D/2) by
         cos_sin [max positions, D] (cosines of D/2 angles, then sines, float32) at positions [T] (int32), then writes k
         and v [T, G, D] to slot slot_mapping [T] (int64, block * B + offset) of key_cache and value_cache [N, G, B, D].
         q, k and v may be strided views of one fused projection: only the last dimension must be contiguous, and the
-        head dimension dense (stride D). A backend may order the numbers within a block as it likes: only its own
-        attention reads them, and blocks are copied whole."""
+        head dimension dense (stride D). k_scale, v_scale [G] float32 go with caches in float8, where a value is stored
+        divided by its head's scale; None otherwise. A backend may order the numbers within a block as it likes: only
+        its own attention reads them, and blocks are copied whole."""
         ...
 
     def attention(
@@ -74,16 +80,26 @@ class Backend(Protocol):
         scale: float,
         window: int,
         soft_cap: float = 0.0,
+        *,
+        k_scale: torch.Tensor | None = None,
+        v_scale: torch.Tensor | None = None,
     ) -> torch.Tensor:
         """Causal attention of each sequence's last queries over its paged keys and values; varlen, so one call serves
         prefill, chunked prefill and decode. q [T, H, D]; query_start_loc [S + 1], seq_lens [S] (tokens in the cache,
         this step's included), block_tables [S, max blocks] int32, entries past a sequence's length are undefined.
         window: 0 is none, w lets a query see itself and the w - 1 positions before. soft_cap: 0 is none, with c a
-        score s, after `scale`, becomes c * tanh(s / c). -> [T, H, D]."""
+        score s, after `scale`, becomes c * tanh(s / c). k_scale, v_scale: as in rope_and_cache. -> [T, H, D]."""
         ...
 
     def silu_and_mul(self, gate_up: torch.Tensor) -> torch.Tensor:
         """gate_up [T, 2 I] -> silu(first half) * second half, [T, I]."""
+        ...
+
+    def copy_blocks(
+        self, from_blocks: torch.Tensor, sources: Blocks, to_blocks: torch.Tensor, destinations: Blocks
+    ) -> None:
+        """to_blocks[destinations[i]] = from_blocks[sources[i]] for all i, in the order of the device's stream. Both are
+        [N, 2, L, G, B, D], the KV cache of all layers or host blocks; no destination is named twice or is a source."""
         ...
 
     def describe(self) -> dict[str, Any]:

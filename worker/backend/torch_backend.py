@@ -12,6 +12,7 @@ import torch
 import torch.nn.functional as F
 
 from kernels import paged_attention_torch, rms_norm_ref, rotary_ref, silu_and_mul_ref
+from worker.backend.block_copies import copy_one_by_one
 
 
 class TorchLinear:
@@ -30,6 +31,7 @@ class TorchBackend:
 
     name = "torch"
     head_dim_multiple = 1
+    fp8_kv_cache = True
 
     def __init__(self, dtype: torch.dtype, device: torch.device) -> None:
         self.device = device
@@ -43,6 +45,7 @@ class TorchBackend:
     rope_and_cache = staticmethod(rotary_ref.rope_and_cache)
     attention = staticmethod(paged_attention_torch.paged_attention)
     silu_and_mul = staticmethod(silu_and_mul_ref.silu_and_mul)
+    copy_blocks = staticmethod(copy_one_by_one)
 
     def describe(self) -> dict[str, Any]:
         """What was chosen, for the log line at start."""

@@ -9,7 +9,7 @@ import torch
 from worker.backend.protocol import Backend, Compiler
 from worker.loader.checkpoint import Checkpoint, check_shapes
 from worker.loader.errors import ModelConfigError, UnsupportedModelError
-from worker.loader.gguf_checkpoint import GGUFCheckpoint
+from worker.loader.random_weights import RandomCheckpoint
 from worker.loader.resolve import GGUFFile, ModelFiles
 from worker.loader.safetensors_checkpoint import SafetensorsCheckpoint
 from worker.models.config import ModelConfig
@@ -32,7 +32,11 @@ class LoadedModel:
 
 def open_checkpoint(files: ModelFiles) -> Checkpoint:
     """Reads configuration and tensor list, no weights. Raises ModelError."""
-    return GGUFCheckpoint(files.path) if isinstance(files, GGUFFile) else SafetensorsCheckpoint(files)
+    if isinstance(files, GGUFFile):
+        from worker.loader.gguf_checkpoint import GGUFCheckpoint  # its package is needed for such files alone
+
+        return GGUFCheckpoint(files.path)
+    return SafetensorsCheckpoint(files) if files.weight_files else RandomCheckpoint(files)
 
 
 def choose_dtype(name: str, config: ModelConfig) -> torch.dtype:

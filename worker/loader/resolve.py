@@ -5,8 +5,10 @@ Hub ids go through huggingface_hub, which honours HF_HOME, HF_HUB_CACHE, HF_HUB_
 
 from __future__ import annotations
 
+import hashlib
 import json
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -27,6 +29,11 @@ class SafetensorsFiles:
     weight_files: tuple[Path, ...]
     tokenizer_file: Path | None
 
+    @property
+    def tokenizer_digest(self) -> bytes:
+        """SHA-256 of tokenizer.json, empty where there is none."""
+        return hashlib.sha256(self.tokenizer_file.read_bytes()).digest() if self.tokenizer_file else b""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GGUFFile:
@@ -38,24 +45,25 @@ class GGUFFile:
 ModelFiles = SafetensorsFiles | GGUFFile
 
 
-def resolve_model(model: str, revision: str | None = None) -> ModelFiles:
+def resolve_model(model: str, revision: str | None = None, *, with_weights: bool = True) -> ModelFiles:
     """Files of `model`; a Hub id is downloaded first if the model cache lacks it. revision is for Hub ids only.
+    with_weights False: a directory need hold none, and none are looked for.
 
     Raises ModelNotFoundError saying what was tried, ModelConfigError for an index that cannot be read.
     """
     path = Path(model).expanduser()
     if model and path.is_dir():
-        return _in_directory(path)
+        return _in_directory(path, with_weights)
     if path.is_file():
         if path.suffix != ".gguf":
             raise ModelNotFoundError(f"model {model!r} is a file but no .gguf file; name one, or a directory")
         return GGUFFile(path=path)
     if not _HUB_ID.fullmatch(model) or path.suffix == ".gguf":
         raise ModelNotFoundError(f"model {model!r} not found: no such directory or file, and not a Hub id (ORG/NAME)")
-    return _in_directory(_from_hub(model, revision))
+    return _in_directory(_from_hub(model, revision, _HUB_FILES if with_weights else _HUB_FILES[:1]), with_weights)
 
 
-def _in_directory(directory: Path) -> SafetensorsFiles:
+def _in_directory(directory: Path, with_weights: bool) -> SafetensorsFiles:
     config_file, tokenizer_file = directory / "config.json", directory / "tokenizer.json"
     if not config_file.is_file():
         gguf_files = sorted(file.name for file in directory.glob("*.gguf"))
@@ -64,7 +72,7 @@ def _in_directory(directory: Path) -> SafetensorsFiles:
     return SafetensorsFiles(
         directory=directory,
         config_file=config_file,
-        weight_files=_weight_files(directory),
+        weight_files=_weight_files(directory) if with_weights else (),
         tokenizer_file=tokenizer_file if tokenizer_file.is_file() else None,
     )
 
@@ -87,12 +95,12 @@ def _weight_files(directory: Path) -> tuple[Path, ...]:
     return tuple(files)
 
 
-def _from_hub(model: str, revision: str | None) -> Path:
+def _from_hub(model: str, revision: str | None, patterns: Sequence[str]) -> Path:
     from huggingface_hub import snapshot_download
 
     try:
         directory = snapshot_download(
-            model, revision=revision, allow_patterns=list(_HUB_FILES), ignore_patterns=list(_HUB_IGNORED)
+            model, revision=revision, allow_patterns=list(patterns), ignore_patterns=list(_HUB_IGNORED)
         )
     except (OSError, ValueError) as error:  # what huggingface_hub raises derives from these; its first line says why
         at = f" at revision {revision!r}" if revision else ""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -52,8 +51,7 @@ class SafetensorsCheckpoint:
 
     @property
     def tokenizer_digest(self) -> bytes:
-        tokenizer_file = self._files.tokenizer_file
-        return hashlib.sha256(tokenizer_file.read_bytes()).digest() if tokenizer_file else b""
+        return self._files.tokenizer_digest
 
     def read(self, name: str, out: torch.Tensor) -> None:
         out.copy_(self._handles[name].get_tensor(name))

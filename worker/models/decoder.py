@@ -102,7 +102,8 @@ class Layer:
             q = backend.rms_norm(q, self.q_norm, config.rms_norm_eps)
             k = backend.rms_norm(k, self.k_norm, config.rms_norm_eps)
         keys, values = kv_cache.keys[self._index], kv_cache.values[self._index]
-        backend.rope_and_cache(q, k, v, cos_sin, batch.positions, keys, values, batch.slot_mapping)
+        k_scale, v_scale = kv_cache.key_scales[self._index], kv_cache.value_scales[self._index]
+        backend.rope_and_cache(q, k, v, cos_sin, batch.positions, keys, values, batch.slot_mapping, k_scale, v_scale)
         attended = backend.attention(
             q,
             keys,
@@ -112,6 +113,8 @@ class Layer:
             batch.block_tables,
             config.attention_scale,
             config.sliding_window,
+            k_scale=k_scale,
+            v_scale=v_scale,
         )  # [T, H, D]
         return self.output(attended.view(tokens, config.q_size))
 

@@ -5,10 +5,13 @@ from __future__ import annotations
 import random
 from dataclasses import dataclass, field
 
+import numpy as np
 import torch
 
+from worker.device_io import make_io
 from worker.input_batch import InputBatch
 from worker.kv_cache import KVCache, KVCacheSpec
+from worker.kv_scales import FP8, measure_kv_scales
 from worker.loader.load import LoadedModel
 
 BLOCK_SIZE = 16
@@ -23,17 +26,21 @@ class _Row:
 class PagedModel:
     """Sequences by name. The cache is full of NaN at first, so that reading a slot nobody wrote shows in the logits."""
 
-    def __init__(self, loaded: LoadedModel, device: torch.device, num_blocks: int = 64) -> None:
-        self._loaded = loaded
+    def __init__(self, loaded: LoadedModel, device: torch.device, num_blocks: int = 64, *, fp8: bool = False) -> None:
+        self.loaded = loaded
+        self._io = make_io(device)
         config = loaded.config
         spec = KVCacheSpec(
             num_layers=config.num_layers,
             num_kv_heads=config.num_kv_heads,
             head_dim=config.head_dim,
             block_size=BLOCK_SIZE,
-            dtype=loaded.dtype,
+            dtype=FP8 if fp8 else loaded.dtype,
         )
-        self.kv_cache = KVCache(spec, num_blocks, device)
+        scales = None
+        if fp8:
+            scales = measure_kv_scales(loaded, spec, self._io, config.max_positions)
+        self.kv_cache = KVCache(spec, num_blocks, device, scales=scales)
         for cache in (*self.kv_cache.keys, *self.kv_cache.values):
             cache.fill_(float("nan"))
         self._free = list(range(num_blocks))
@@ -42,11 +49,11 @@ class PagedModel:
 
     def step(self, work: dict[str, list[int]]) -> dict[str, torch.Tensor]:
         """Computes tokens of some sequences in one step. -> logits [tokens, V] of each of them."""
-        logits = self._loaded.model.forward(self.batch(work), self.kv_cache)
+        logits = self.loaded.model.forward(self.batch(work), self.kv_cache)
         return dict(zip(work, logits.split([len(tokens) for tokens in work.values()]), strict=True))
 
     def batch(self, work: dict[str, list[int]]) -> InputBatch:
-        """The step that computes these tokens, with the logits of all of them; the next step comes after it."""
+        """The batch of such a step, in which all logits are wanted; the next one takes it as computed."""
         token_ids: list[int] = []
         positions: list[int] = []
         slots: list[int] = []
@@ -65,15 +72,16 @@ class PagedModel:
             tables.append(row.blocks)
             row.num_computed = length
         longest = max(len(table) for table in tables)
-        return InputBatch(
-            token_ids=torch.tensor(token_ids),
-            positions=torch.tensor(positions, dtype=torch.int32),
-            slot_mapping=torch.tensor(slots),
-            query_start_loc=torch.tensor(starts, dtype=torch.int32),
-            seq_lens=torch.tensor(seq_lens, dtype=torch.int32),
-            block_tables=torch.tensor([table + [-1] * (longest - len(table)) for table in tables], dtype=torch.int32),
-            logits_indices=torch.arange(len(token_ids)),
-        )
+        columns = {
+            "token_ids": np.array(token_ids),
+            "positions": np.array(positions, np.int32),
+            "slot_mapping": np.array(slots),
+            "query_start_loc": np.array(starts, np.int32),
+            "seq_lens": np.array(seq_lens, np.int32),
+            "block_tables": np.array([table + [-1] * (longest - len(table)) for table in tables], np.int32),
+            "logits_indices": np.arange(len(token_ids)),
+        }
+        return InputBatch(**self._io.upload(columns))
 
     def run(self, name: str, tokens: list[int], chunks: list[int]) -> torch.Tensor:
         """Computes a sequence alone, in chunks of the given lengths. -> logits [tokens, V]."""

@@ -62,7 +62,7 @@ def test_greedy_ids_equal_transformers(
     reference: tuple[str, PreTrainedModel], directory: Path, backend_name: str
 ) -> None:
     _, paged = load(directory, backend_name)
-    for name, generated in paged.greedy(PROMPTS, 40).items():
+    for name, generated in paged.greedy(PROMPTS, 64).items():
         assert_greedy(reference[1], PROMPTS[name], generated)
 
 

@@ -1,0 +1,101 @@
+"""Paged attention: decode against the bandwidth of a copy, prefill against torch's SDPA and a matrix product."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+
+import torch
+import torch.nn.functional as F
+
+from bench.gpu_check.paged import make_paged
+from bench.gpu_check.setting import GIGA, TERA, Setting
+from kernels.paged_attention_torch import paged_attention as reference
+from kernels.triton.paged_attention import paged_attention
+
+Attention = Callable[..., torch.Tensor]
+
+_CACHE_BYTES = 1 << 30
+"""Of keys and values that take turns: many times the GPU's cache."""
+
+_TOLERANCE = 2e-2  # relative, of bf16
+_SCALE = 2.0**-5  # of the fp8 cache: its largest number is 448, normal ones seldom pass 5
+
+
+def run(setting: Setting) -> None:
+    """The part."""
+    for streams in setting.sizes.streams:
+        _decode(setting, streams)
+    _decode(setting, max(setting.sizes.streams), float8=True)
+    _prefill(setting)
+
+
+def _decode(setting: Setting, streams: int, *, float8: bool = False) -> None:
+    sizes, model = setting.sizes, setting.sizes.model
+    paged = make_paged(setting, streams, sizes.context, _CACHE_BYTES if setting.device.type == "cuda" else 1)
+    q = setting.random(streams, model.heads, model.head_dim)
+    starts = torch.arange(streams + 1, dtype=torch.int32, device=setting.device)
+    caches, scales = (paged.key_cache, paged.value_cache), {}
+    if float8:
+        scale = torch.full((model.kv_heads,), _SCALE, device=setting.device)
+        caches = tuple((cache.float() / _SCALE).to(torch.float8_e4m3fn) for cache in caches)
+        scales = {"k_scale": scale, "v_scale": scale}
+
+    def attend(attention: Attention, few: int, table: torch.Tensor) -> torch.Tensor:
+        """The first few of the sequences."""
+        lens, scale = paged.seq_lens[:few], model.head_dim**-0.5
+        return attention(q[:few], *caches, starts[: few + 1], lens, table[:few], scale, 0, **scales)
+
+    name = f"decode, {streams} x {sizes.context}" + (", fp8" if float8 else "")
+    first = paged.block_tables[0]
+    few = min(2, streams)
+    _judge(setting, name, attend(paged_attention, streams, first)[:few], attend(reference, few, first))
+    seconds = setting.timer.median_of_graph(
+        *(functools.partial(attend, paged_attention, streams, table) for table in paged.block_tables)
+    )
+    num_bytes = paged.bytes_per_set * caches[0].itemsize // setting.dtype.itemsize + 2 * q.nbytes
+    rate, note = num_bytes / seconds / GIGA, f"{1e6 * seconds:.1f} us"
+    setting.rows.compare(name, rate, "GB/s", "copy", setting.copy_rate / GIGA, note=note)
+
+
+def _prefill(setting: Setting) -> None:
+    sizes, model = setting.sizes, setting.sizes.model
+    tokens, scale = sizes.prefill, model.head_dim**-0.5
+    paged = make_paged(setting, 1, tokens, 1)
+    q = setting.random(tokens, model.heads, model.head_dim)
+    starts = torch.tensor([0, tokens], dtype=torch.int32, device=setting.device)
+
+    def ours() -> torch.Tensor:
+        table = paged.block_tables[0]
+        return paged_attention(q, paged.key_cache, paged.value_cache, starts, paged.seq_lens, table, scale, 0)
+
+    dense = [
+        cache[paged.block_tables[0][0].long()].transpose(1, 2).flatten(0, 1)[:tokens].transpose(0, 1)[None].contiguous()
+        for cache in (paged.key_cache, paged.value_cache)
+    ]  # [1, G, T, D]
+    queries = q.transpose(0, 1)[None].contiguous()
+    repeated = [cache.repeat_interleave(model.heads // model.kv_heads, dim=1) for cache in dense]
+
+    def sdpa() -> torch.Tensor:
+        return F.scaled_dot_product_attention(queries, *dense, is_causal=True, scale=scale, enable_gqa=True)
+
+    def sdpa_of_repeated() -> torch.Tensor:
+        return F.scaled_dot_product_attention(queries, *repeated, is_causal=True, scale=scale)
+
+    name = f"prefill, 1 x {tokens}"
+    _judge(setting, name, ours(), sdpa()[0].transpose(0, 1))
+    operations = 4 * model.heads * model.head_dim * tokens * (tokens + 1) / 2
+    seconds = setting.timer.median(ours)
+    # Not every one of torch's kernels knows grouped heads; the faster way counts.
+    peer_seconds = min(setting.timer.median(sdpa), setting.timer.median(sdpa_of_repeated))
+    rate = operations / seconds / TERA
+    setting.rows.compare(name, rate, "TFLOP/s", "torch SDPA", operations / peer_seconds / TERA)
+    setting.rows.compare(name, rate, "TFLOP/s", f"matrix product {sizes.matmul}^3", setting.matmul_rate / TERA)
+
+
+def _judge(setting: Setting, name: str, actual: torch.Tensor, expected: torch.Tensor) -> None:
+    """A wrong result is a row, and its time is worth nothing."""
+    error = float((actual.float() - expected.float()).norm() / expected.float().norm())
+    if not error < _TOLERANCE:
+        setting.rows.add(name, note=f"WRONG: relative error {error:.3g}")
+        raise ArithmeticError(f"{name}: relative error {error:.3g}")

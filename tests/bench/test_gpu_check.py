@@ -1,0 +1,81 @@
+"""The GPU check, run dry: every part on the CPU, tiny and interpreted. Its figures mean nothing; its lines all run."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from bench.gpu_check.kernel_tests import count_outcomes
+from bench.gpu_check.parts import PARTS
+from bench.gpu_check.rows import Row, comparisons, table
+from tests.integration.processes import REPOSITORY
+
+CAP_S = 280.0
+
+
+def check(tmp_path: Path, *arguments: str) -> tuple[int, str, dict[str, Any]]:
+    """Exit code, what was printed, and the JSON."""
+    output = tmp_path / "results" / "gpu-check.json"
+    command = [sys.executable, "-m", "bench.gpu_check", "--dry-run", "--output", str(output), *arguments]
+    done = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, timeout=CAP_S, check=False)
+    return done.returncode, done.stdout + done.stderr, json.loads(output.read_text())
+
+
+@pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="there is no Triton")
+def test_a_dry_run_runs_every_part(tmp_path: Path) -> None:
+    code, printed, found = check(tmp_path)
+    assert code == 0, printed
+    rows = [Row(**row) for row in found["rows"]]
+    assert {row.part for row in rows} == {*PARTS, "model /", "served /"}
+    assert all(row.value is not None and row.value > 0 for row in rows), printed
+    assert not any("WRONG" in row.peer for row in rows)
+    measured = {(row.part, row.what) for row in rows}
+    assert {("attention", "decode, 2 x 40"), ("model", "2 x (18 + 3): decode step")} <= measured
+    assert found["torch"] and found["triton"] and found["date"] and "dry run" in found["card"]
+    assert printed.rstrip().splitlines()[-2] == table(rows).splitlines()[-1]  # the table is what comes last
+
+
+def test_parts_without_time_are_rows_and_a_failure(tmp_path: Path) -> None:
+    code, printed, found = check(tmp_path, "--seconds", "0", "--parts", "attention,served")
+    assert code == 1
+    assert [(row["part"], row["note"]) for row in found["rows"]] == [
+        ("attention", "no time is left"),
+        ("served", "no time is left"),
+    ]
+    assert "2 parts FAILED" in printed
+
+
+def test_the_runner_stands_beside_the_peer_and_the_whole_path_beside_the_runner() -> None:
+    rows = [
+        Row(part="model", what="16: step", value=4.0, unit="ms"),
+        Row(part="model", what="16: all", value=900.0, unit="tokens/s"),
+        Row(part="model", what="64: all", value=2000.0, unit="tokens/s"),
+        Row(part="peer-transformers", what="16: step", value=10.0, unit="ms"),
+        Row(part="peer-transformers", what="16: all", value=450.0, unit="tokens/s"),
+        Row(part="served", what="64: all", value=1900.0, unit="tokens/s"),
+        Row(part="served", what="FAILED", note="no"),
+    ]
+    assert [(row.part, row.what, row.peer, row.peer_value, row.ratio) for row in comparisons(rows)] == [
+        ("model /", "16: step", "peer-transformers", 10.0, 2.5),
+        ("model /", "16: all", "peer-transformers", 450.0, 2.0),
+        ("served /", "64: all", "model", 2000.0, 0.95),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("output", "counts"),
+    [
+        ("....\n3 passed, 1 skipped in 2.1s\n", (3, 0)),
+        ("..F.\nFAILED x\n1 failed, 3 passed, 2 errors in 9s\n", (3, 3)),
+        ("....F.s.                     [ 40%]\n..F", (8, 2)),  # stopped before its summary
+        ("ERROR: file or directory not found: x\n", (0, 0)),
+    ],
+)
+def test_the_kernels_tests_are_counted_even_if_they_were_stopped(output: str, counts: tuple[int, int]) -> None:
+    assert count_outcomes(output) == counts
