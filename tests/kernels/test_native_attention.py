@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 
 import pytest
@@ -52,15 +53,12 @@ def test_large_scores_do_not_overflow(ops: CpuOps) -> None:
 
 @pytest.mark.parametrize("soft_cap", [0.5, 30.0])
 @pytest.mark.parametrize("spread", [0.01, 1.0, 20.0])  # scores where tanh is straight, bends and is flat
-def test_a_soft_cap_bounds_the_scores(ops: CpuOps, soft_cap: float, spread: float) -> None:
-    case = make_attention_case([(7, 280)], query_heads=3)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_soft_cap_bounds_the_scores(ops: CpuOps, dtype: torch.dtype, spread: float, soft_cap: float) -> None:
+    case = make_attention_case([(7, 280), (1, 33)], query_heads=3, window=200, dtype=dtype)
     case.q.mul_(spread)
-    blocks = case.clean_tables[0, : -(-280 // 16)].long()
-    keys, values = (cache[blocks].transpose(1, 2).reshape(-1, 64)[:280] for cache in (case.key_cache, case.value_cache))
-    scores = soft_cap * torch.tanh(torch.einsum("qhd,kd->hqk", case.q, keys) * case.scale / soft_cap)
-    scores.masked_fill_(torch.arange(280) > torch.arange(273, 280)[:, None], -torch.inf)
-    expected = torch.einsum("hqk,kd->qhd", scores.softmax(dim=-1), values)
-    assert_near(case.call_native(ops, soft_cap), expected)
+    capped = functools.partial(paged_attention, soft_cap=soft_cap)
+    assert_near(case.call_native(ops, soft_cap), case.call(capped, clean=True))
 
 
 def test_nan_stays_within_its_sequence(ops: CpuOps) -> None:

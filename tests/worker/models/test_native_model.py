@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import random
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -27,6 +26,14 @@ CPU = torch.device("cpu")
 LONG = random.Random(1).choices(range(256), k=300)
 """Past the first split of the keys, so that a decode step merges partial results."""
 SHORT = random.Random(2).choices(range(256), k=70)
+
+
+@pytest.fixture(scope="module")
+def tiny(tmp_path_factory: pytest.TempPathFactory) -> Checkpoint:
+    """One model for what does not depend on the architecture."""
+    directory = tmp_path_factory.mktemp("tiny")
+    save(make_reference("llama_tied"), directory)
+    return open_checkpoint(resolve_model(str(directory)))
 
 
 @pytest.fixture(scope="module", params=MODELS)
@@ -70,11 +77,9 @@ def test_the_same_bits_as_op_by_op(checkpoint: Checkpoint, instruction_set: str,
 
 
 @pytest.mark.parametrize("num_threads", [1, 3, 16])
-def test_the_same_bits_on_any_number_of_threads(tmp_path: Path, num_threads: int) -> None:
+def test_the_same_bits_on_any_number_of_threads(tiny: Checkpoint, num_threads: int) -> None:
     """More threads than cores among them: those that wait have to let the others run."""
-    save(make_reference("qwen3_wide_heads"), tmp_path)
-    checkpoint = open_checkpoint(resolve_model(str(tmp_path)))
-    loaded = [load_model(checkpoint, CpuBackend(num_threads=n), torch.float32) for n in (2, num_threads)]
+    loaded = [load_model(tiny, CpuBackend(num_threads=n), torch.float32) for n in (2, num_threads)]
     expected, actual = (PagedModel(model, CPU).run("it", LONG, [200, 99, 1]) for model in loaded)
     assert torch.equal(actual, expected)
 
@@ -95,12 +100,11 @@ def columns(num_rows: int, *, mixed: bool) -> SamplingColumns:
 
 @pytest.mark.parametrize("mixed", [False, True])
 @pytest.mark.parametrize("instruction_set", list(build.instruction_sets()))
-def test_samples_what_its_logits_say(tmp_path: Path, instruction_set: str, mixed: bool) -> None:
+def test_samples_what_its_logits_say(tiny: Checkpoint, instruction_set: str, mixed: bool) -> None:
     if instruction_set not in available_instruction_sets():
         pytest.skip(f"this processor has no {instruction_set}")
-    save(make_reference("llama_tied"), tmp_path)
     backend = CpuBackend(num_threads=2, instruction_set=instruction_set)
-    loaded = load_model(open_checkpoint(resolve_model(str(tmp_path))), backend, torch.float32)
+    loaded = load_model(tiny, backend, torch.float32)
     paged = PagedModel(loaded, CPU)
     batch = paged.batch({"long": LONG, "short": SHORT})
     for rows in ([], [300], [5, 0, 299], list(range(len(LONG) + len(SHORT)))):
@@ -112,9 +116,8 @@ def test_samples_what_its_logits_say(tmp_path: Path, instruction_set: str, mixed
             assert getattr(actual, name).tolist() == getattr(expected, name).tolist(), name
 
 
-def test_a_row_that_is_not_finite_has_no_token(tmp_path: Path) -> None:
-    save(make_reference("llama_tied"), tmp_path)
-    loaded = load_model(open_checkpoint(resolve_model(str(tmp_path))), CpuBackend(num_threads=2), torch.float32)
+def test_a_row_that_is_not_finite_has_no_token(tiny: Checkpoint) -> None:
+    loaded = load_model(tiny, CpuBackend(num_threads=2), torch.float32)
     paged = PagedModel(loaded, CPU)
     paged.step({"bad": SHORT, "good": SHORT})
     batch = paged.batch({"bad": [3], "good": [3]})
@@ -139,9 +142,8 @@ def test_a_row_that_is_not_finite_has_no_token(tmp_path: Path) -> None:
         ("block_tables", 64, "block outside 0..63"),
     ],
 )
-def test_refuses_values_out_of_range_and_writes_nothing(tmp_path: Path, field: str, value: int, message: str) -> None:
-    save(make_reference("llama_tied"), tmp_path)
-    loaded = load_model(open_checkpoint(resolve_model(str(tmp_path))), CpuBackend(num_threads=2), torch.float32)
+def test_refuses_values_out_of_range_and_writes_nothing(tiny: Checkpoint, field: str, value: int, message: str) -> None:
+    loaded = load_model(tiny, CpuBackend(num_threads=2), torch.float32)
     paged = PagedModel(loaded, CPU)
     batch = paged.batch({"it": SHORT})
     getattr(batch, field).view(-1)[0] = value
