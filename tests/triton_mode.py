@@ -18,7 +18,7 @@ INTERPRETED = DEVICE.type == "cpu"
 
 def _interpret() -> None:
     if "triton" in sys.modules:
-        raise RuntimeError("tests.triton_mode must be imported before triton")
+        raise RuntimeError("tests.triton_mode must be imported before triton is")
     os.environ["TRITON_INTERPRET"] = "1"
     import triton.language  # its own functions are made for the interpreter or for the compiler here
 

@@ -16,6 +16,8 @@ from kernels.triton.device import Gpu
 MAX_SPLITS = 128
 _START_BYTES = 64 << 10  # an SM moves as much while a program starts and fills its pipeline, about 2 us
 _MERGE_BYTES = 144 << 10  # and while the second stage is launched and runs, about 4 us
+_OTHER_SHARED_BYTES = 8 << 10  # of queries and weights in a program of the decode kernel
+_ALONE = 1.5  # a program alone on an SM waits between its loads: it moves as much as 1 / 1.5 of what several do
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,8 +49,8 @@ def decode_tile(gpu: Gpu, group: int, head_dim: int, cache_bytes: int) -> Tile:
 
 
 @functools.cache
-def prefill_tile(gpu: Gpu, group: int, head_dim: int, query_bytes: int, cache_bytes: int, has_window: bool) -> Tile:
-    """query_bytes, cache_bytes: sizes of an element of a query and of the cache.
+def prefill_tile(gpu: Gpu, group: int, head_dim: int, query_bytes: int, has_window: bool) -> Tile:
+    """query_bytes: size of a query's element.
 
     128 rows of 64 or 128 keys: with 64 rows, reading keys and values from L2 would take longer than the products. 8
     warps hold the output in registers, at most 128 a thread, with the scores beside it; where that is too much for 255
@@ -66,7 +68,7 @@ def prefill_tile(gpu: Gpu, group: int, head_dim: int, query_bytes: int, cache_by
         return Tile(128, 128, 8, 2)
     if head_dim <= 128:
         return Tile(128, 64, 8, 3 if large else 2)
-    if large and cache_bytes == 2:
+    if large:
         return Tile(128, 32, 8, 3)
     return Tile(max(64, next_power_of_2(group)), 32, 8, 2)
 
@@ -80,10 +82,10 @@ def split_tokens(gpu: Gpu, tile: Tile, programs: int, max_tokens: int, token_byt
     gets many programs and a short one few. The length is the one that takes least time by this count: programs run in
     waves of as many as fit the GPU at once, each wave moves the bytes of its ranges after a start that costs
     _START_BYTES, and more than one range costs a merge. Few programs are therefore split until they fill the GPU; many
-    are split only where that evens out the last wave.
+    are split only where that evens out the last wave. The constants are estimates, not measured.
     """
-    stage_bytes = 2 * tile.block_n * token_bytes
-    per_sm = max(1, gpu.shared_bytes // (tile.num_stages * stage_bytes))
+    shared = (tile.num_stages - 1) * tile.block_n * token_bytes + _OTHER_SHARED_BYTES
+    per_sm = max(1, gpu.shared_bytes // shared)
     steps = -(-max_tokens // tile.block_n)
     best, best_cost = steps, None
     for wanted in range(1, min(MAX_SPLITS, steps) + 1):
@@ -91,7 +93,7 @@ def split_tokens(gpu: Gpu, tile: Tile, programs: int, max_tokens: int, token_byt
         total = programs * -(-steps // steps_each)
         waves = -(-total // (per_sm * gpu.num_sms))
         resident = min(per_sm, -(-total // gpu.num_sms))
-        cost = waves * (steps_each * tile.block_n * token_bytes * resident + _START_BYTES)
+        cost = waves * (steps_each * tile.block_n * token_bytes * max(resident, _ALONE) + _START_BYTES)
         cost += _MERGE_BYTES if wanted > 1 else 0
         if best_cost is None or cost < best_cost:
             best, best_cost = steps_each, cost

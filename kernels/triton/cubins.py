@@ -55,13 +55,14 @@ class Variant:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Resources:
-    """Per thread: registers, and bytes of stack, where spilled ones go. Per program: warps, bytes of shared memory."""
+    """Per thread: registers, bytes of stack, where spilled ones go, and instructions in loops that move them there and
+    back. Per program: warps, bytes of shared memory."""
 
     registers: int
     stack: int
+    spills_in_loops: int
     warps: int
     shared: int
-    cubin_bytes: int
 
 
 @contextmanager
@@ -109,9 +110,9 @@ def _variant(kernel: Any, args: tuple[Any, ...], keywords: dict[str, Any]) -> Va
     )
 
 
-def compile_variant(variant: Variant, capability: int) -> tuple[Resources, Any]:
-    """Compiles for a GPU of that capability, or takes the result from Triton's cache -> what it uses, and the compiled
-    kernel. Raises whatever Triton raises where it does not compile."""
+def compile_variant(variant: Variant, capability: int) -> Resources:
+    """Compiles for a GPU of that capability, or takes the result from Triton's cache -> what the kernel uses. Raises
+    whatever Triton raises where it does not compile."""
     source = ASTSource(
         fn=variant.function,
         signature=dict(variant.signature),
@@ -119,25 +120,38 @@ def compile_variant(variant: Variant, capability: int) -> tuple[Resources, Any]:
         attrs={(place,): [["tt.divisibility", 16]] for place in variant.aligned},
     )
     compiled = triton.compile(source, target=GPUTarget("cuda", capability, 32), options=dict(variant.options))
-    cubin = compiled.asm["cubin"]
-    registers, stack = _registers_and_stack(cubin)
+    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
+        file.write(compiled.asm["cubin"])
+        file.flush()
+        registers, stack = _registers_and_stack(file.name)
+        spills = _spills_in_loops(file.name) if stack else 0
     metadata = compiled.metadata
     return Resources(
-        registers=registers,
-        stack=stack,
-        warps=metadata.num_warps,
-        shared=metadata.shared,
-        cubin_bytes=len(cubin),
-    ), compiled
+        registers=registers, stack=stack, spills_in_loops=spills, warps=metadata.num_warps, shared=metadata.shared
+    )
 
 
-def _registers_and_stack(cubin: bytes) -> tuple[int, int]:
-    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
-        file.write(cubin)
-        file.flush()
-        command = [os.fspath(_CUOBJDUMP), "--dump-resource-usage", file.name]
-        text = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+def _registers_and_stack(cubin: str) -> tuple[int, int]:
+    text = _cuobjdump("--dump-resource-usage", cubin)
     found = re.search(r"REG:(\d+) STACK:(\d+)", text)
     if found is None:
         raise RuntimeError(f"cuobjdump says nothing of registers: {text!r}")
     return int(found[1]), int(found[2])
+
+
+def _spills_in_loops(cubin: str) -> int:
+    """Loads from and stores to the stack between a branch backwards and its target."""
+    spills, loops = [], []
+    for address_text, instruction in re.findall(r"/\*([0-9a-f]{4,})\*/ +(.*?);", _cuobjdump("-sass", cubin)):
+        address = int(address_text, 16)
+        if re.search(r"\b(LDL|STL)\b", instruction):
+            spills.append(address)
+        branch = re.search(r"\bBRA\b.*?0x([0-9a-f]+)", instruction)
+        if branch and int(branch[1], 16) < address:
+            loops.append((int(branch[1], 16), address))
+    return sum(any(start <= spill <= end for start, end in loops) for spill in spills)
+
+
+def _cuobjdump(option: str, cubin: str) -> str:
+    command = [os.fspath(_CUOBJDUMP), option, cubin]
+    return subprocess.run(command, capture_output=True, text=True, check=True).stdout

@@ -100,7 +100,7 @@ def paged_attention(
         _decode(gpu, decode, shared, constants)
     if tokens == num_seqs or tokens <= few_queries:
         return out
-    prefill = prefill_tile(gpu, group, head_dim, q.element_size(), key_cache.element_size(), window > 0)
+    prefill = prefill_tile(gpu, group, head_dim, q.element_size(), window > 0)
     tiles = tokens // (prefill.block_m // group) + num_seqs  # the most there can be
     prefill_kernel[(tiles * kv_heads,)](
         *shared,

@@ -120,8 +120,8 @@ def decode_kernel(
         partial = partial_ptr + partial_rows[:, None] * HEAD_DIM + dims[None, :]
         tl.store(partial, attended, mask=is_part[:, None] & in_head)
         tl.store(log_sum_ptr + partial_rows, row_max + tl.log2(row_sum), mask=is_part)
-    out = out_ptr + (start.to(tl.int64) * HEADS + out_rows)[:, None] * HEAD_DIM + dims[None, :]
-    tl.store(out, attended, mask=exists[:, None] & in_head)
+    first_out_ptr = out_ptr + start.to(tl.int64) * (HEADS * HEAD_DIM)
+    tl.store(first_out_ptr + out_rows[:, None] * HEAD_DIM + dims[None, :], attended, mask=exists[:, None] & in_head)
 
 
 @triton.jit(do_not_specialize=["splits", "split_tokens", "window"])

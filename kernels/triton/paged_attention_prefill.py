@@ -124,8 +124,8 @@ def prefill_kernel(
     attended = acc / tl.where(row_sum == 0.0, 1.0, row_sum)[:, None]  # 0 in rows that do not exist, under a window
     if KV_FORMAT != 0:
         attended *= float8.scale_of(v_scale_ptr, kv_head, KV_FORMAT == 1)
-    queries = first_query + rows // GROUP
-    out_rows = queries.to(tl.int64) * (KV_HEADS * GROUP) + kv_head * GROUP + rows % GROUP
-    exists = row_exists(first_query, end, GROUP, BLOCK_M)
-    mask = exists[:, None] & (dims < HEAD_DIM)[None, :]
-    tl.store(out_ptr + out_rows[:, None] * HEAD_DIM + dims[None, :], attended, mask=mask)
+    HEADS: tl.constexpr = KV_HEADS * GROUP
+    offsets = (rows // GROUP * HEADS + rows % GROUP) * HEAD_DIM
+    tile_ptr = out_ptr + (first_query.to(tl.int64) * HEADS + kv_head * GROUP) * HEAD_DIM
+    mask = row_exists(first_query, end, GROUP, BLOCK_M)[:, None] & (dims < HEAD_DIM)[None, :]
+    tl.store(tile_ptr + offsets[:, None] + dims[None, :], attended, mask=mask)

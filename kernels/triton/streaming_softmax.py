@@ -36,11 +36,11 @@ def load_queries(
     head share its keys. -> the tile [BLOCK_M, BLOCK_D], zeros where a row or column does not exist."""
     rows = tl.arange(0, BLOCK_M)
     dims = tl.arange(0, BLOCK_D)
-    queries = first_query + rows // GROUP
-    heads = kv_head * GROUP + rows % GROUP
-    offsets = queries.to(tl.int64) * q_stride + heads * HEAD_DIM
-    exists = row_exists(first_query, end_query, GROUP, BLOCK_M)
-    q = tl.load(q_ptr + offsets[:, None] + dims[None, :], mask=exists[:, None] & (dims < HEAD_DIM)[None, :], other=0.0)
+    # Offsets within a tile fit 32 bits; with 64 they would take registers from the output.
+    offsets = rows // GROUP * q_stride + rows % GROUP * HEAD_DIM
+    tile_ptr = q_ptr + first_query.to(tl.int64) * q_stride + kv_head * (GROUP * HEAD_DIM)
+    mask = row_exists(first_query, end_query, GROUP, BLOCK_M)[:, None] & (dims < HEAD_DIM)[None, :]
+    q = tl.load(tile_ptr + offsets[:, None] + dims[None, :], mask=mask, other=0.0)
     if KV_FORMAT != 0:
         q = tl.clamp(q.to(tl.float32), -65504.0, 65504.0).to(tl.float16)
     return q
@@ -93,7 +93,6 @@ def stream_keys(
         outer_scale = soft_cap * LOG2_E
     else:
         outer_scale = qk_scale * LOG2_E
-    last_visible = tl.minimum(query_pos, end_key - 1)
     next_pos = first_key + tokens
     next_blocks = tl.load(table_ptr + next_pos // BLOCK_SIZE, mask=next_pos < end_key, other=0)
     for _ in tl.range(first_key, end_key, BLOCK_N):
@@ -124,7 +123,7 @@ def stream_keys(
         if HAS_SOFT_CAP:
             scores = 1.0 - 2.0 / (tl.exp2(scores * (inner_scale * 2.0 * LOG2_E)) + 1.0)  # tanh, 1 or -1 at the ends
         if MASKED:
-            visible = key_pos[None, :] <= last_visible[:, None]
+            visible = (key_pos < end_key)[None, :] & (key_pos[None, :] <= query_pos[:, None])
             if HAS_WINDOW:
                 visible &= key_pos[None, :] > query_pos[:, None] - window
             scores = tl.where(visible, scores, float("-inf"))

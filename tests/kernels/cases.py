@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, replace
 
 import torch
 
@@ -38,7 +38,11 @@ class AttentionCase:
     scale: float
     window: int
 
-    def call(self, attention, *, clean: bool = False) -> torch.Tensor:  # type: ignore[no-untyped-def]
+    def to(self, device: torch.device) -> AttentionCase:
+        tensors = {f.name: getattr(self, f.name) for f in fields(self) if f.type == "torch.Tensor"}
+        return replace(self, **{name: tensor.to(device) for name, tensor in tensors.items()})
+
+    def call(self, attention, *, clean: bool = False, **options) -> torch.Tensor:  # type: ignore[no-untyped-def]
         """`attention` is any implementation of the op; only the reference needs clean tables."""
         return attention(
             self.q,
@@ -49,6 +53,7 @@ class AttentionCase:
             self.clean_tables if clean else self.block_tables,
             self.scale,
             self.window,
+            **options,
         )
 
     def call_native(self, ops: CpuOps, soft_cap: float = 0.0) -> torch.Tensor:

@@ -1,4 +1,4 @@
-"""Every test of a native op runs for each instruction set of this machine, on memory poisoned with NaN."""
+"""Every test runs on memory poisoned with NaN; those of a native op, for each instruction set of this machine."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from collections.abc import Iterator
 import pytest
 import torch
 
+import tests.triton_mode  # noqa: F401 - before any module here imports triton
 from kernels.cpu import build, library
 from kernels.cpu.ops import CpuOps
 
