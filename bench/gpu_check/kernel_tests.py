@@ -22,8 +22,11 @@ def run(setting: Setting) -> None:
         return
     on_gpu = setting.device.type == "cuda"
     command = [sys.executable, "-m", "pytest", "-q", "--no-header", "-p", "no:cacheprovider"]
-    command += [str(path.relative_to(_ROOT)) for path in sorted(_ROOT.glob("tests/kernels/test_triton_*.py"))]
-    command += [_WORKERS, "-k", "not cubin"] if on_gpu else ["-k", "silu"]
+    if on_gpu:
+        kernels = sorted(_ROOT.glob("tests/kernels/test_triton_*.py"))
+        command += [*(str(path.relative_to(_ROOT)) for path in kernels), _WORKERS, "-k", "not cubin"]
+    else:
+        command += ["tests/kernels", "-k", "silu"]
     if on_gpu and importlib.util.find_spec("xdist") is not None:
         command += ["-n", str(min(8, os.cpu_count() or 1))]  # most of their time is compilation
     output, ending = _run(command, 0.9 * setting.budget_s)
