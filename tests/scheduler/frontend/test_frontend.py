@@ -480,3 +480,21 @@ def test_draining_refuses_new_requests_and_serves_the_live_ones(engine: EngineSc
         assert frontend.num_live == 0
 
     run(test())
+
+
+def test_an_id_reused_before_its_first_stream_is_left_is_the_second_streams(
+    engine: EngineScript, frontend: Frontend
+) -> None:
+    async def test() -> None:
+        first = frontend.open(request())
+        await first.__aenter__()
+        engine.end(engine.added[0].sequence_id, EndReason.LENGTH)
+        async with frontend.open(request()):
+            await first.__aexit__(None, None, None)  # later than the engine's end, as a slow reader does
+            assert engine.cancelled == []
+            assert [live.request_id for live in frontend.requests()] == ["r"]
+            with pytest.raises(DuplicateRequestError):
+                await frontend.open(request()).__aenter__()
+        assert engine.cancelled == [engine.added[1].sequence_id]
+
+    run(test())
