@@ -34,9 +34,7 @@ def make(sequences: list[tuple[int, int]], dtype: torch.dtype = torch.float32, *
 @pytest.mark.parametrize(("query_heads", "kv_heads"), [(1, 1), (3, 1), (9, 1), (3, 3), (9, 3)])
 @pytest.mark.parametrize("window", [0, 20])
 @pytest.mark.parametrize("sequences", [DECODE, PREFILL, CHUNKS], ids=["decode", "prefill", "chunks"])
-def test_heads_and_windows(
-    sequences: list[tuple[int, int]], window: int, query_heads: int, kv_heads: int
-) -> None:
+def test_heads_and_windows(sequences: list[tuple[int, int]], window: int, query_heads: int, kv_heads: int) -> None:
     case = make(sequences, query_heads=query_heads, kv_heads=kv_heads, window=window)
     assert_near(case.call(paged_attention), case.call(reference, clean=True))
 
