@@ -14,7 +14,7 @@ FETCH := $(if $(filter $(DEMO_MODEL),$(MODEL)),model)
 MAKEFLAGS += --no-print-directory
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help setup native model demo serve test check check-python check-protos protos traces bench bench-scheduler gpu-check format constraints clean
+.PHONY: help setup native model demo serve test check check-python check-protos check-kernels protos traces bench bench-scheduler gpu-check format constraints clean
 
 help:  ## list the targets
 	@sed -n 's/^\([a-z-]*\):[^#]*## \(.*\)/  \1|\2/p' Makefile | awk -F'|' '{printf "%-16s %s\n", $$1, $$2}'
@@ -47,7 +47,7 @@ serve: setup native $(FETCH)  ## serve MODEL on PORT in the foreground; Ctrl-C d
 test: setup native model  ## run the tests
 	@$(BIN)/python -m pytest
 
-check: check-python check-protos test  ## all that must pass before a change lands
+check: check-python check-protos check-kernels test  ## all that must pass before a change lands
 
 check-python: setup  ## format, lint, types, import contracts
 	@$(BIN)/ruff format --check --quiet
@@ -60,6 +60,9 @@ check-protos: setup  ## proto lint, breaking changes against main, stub drift
 	@$(BIN)/buf lint
 	@$(BIN)/python -m tools.check_breaking
 	@$(BIN)/python -m tools.generate_stubs --check
+
+check-kernels: setup  ## compile the GPU kernels for sm_80 and sm_90, report registers and shared memory
+	@$(BIN)/python -m kernels.triton.compile_all > /dev/null || { cat build/triton-kernels.txt; exit 1; }
 
 protos: setup  ## generate the stubs in protos/gen
 	@$(BIN)/python -m tools.generate_stubs

@@ -13,3 +13,5 @@ os.environ.setdefault("GOMP_SPINCOUNT", "1000")
 # A shell's background job ignores SIGINT, and so would every child of it, the ones that are sent a SIGINT included.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+import tests.triton_mode  # noqa: F401 - before any test module imports triton, as torch's compiler does

@@ -1,24 +1,22 @@
-"""How tests run Triton kernels: compiled on a CUDA device where there is one, interpreted on the CPU elsewhere.
+"""How tests run Triton kernels: compiled where there is an NVIDIA GPU, interpreted on the CPU elsewhere.
 
-Triton asks for its interpreter once, when its modules and kernels are imported, and for the whole process. Import this
-module before anything that imports triton. Child processes are not concerned: the variable is gone again at once.
+Triton asks for its interpreter once, when its modules and kernels are imported, and for the whole process. torch's
+compiler imports triton, so tests/conftest.py imports this module first of all, and it imports no torch. Child processes
+are not concerned: the variable is gone again at once.
 """
 
 from __future__ import annotations
 
 import os
-import sys
+from importlib.util import find_spec
+from pathlib import Path
 from typing import Any
 
-import torch
-
-DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-INTERPRETED = DEVICE.type == "cpu"
+INTERPRETED = not any(Path("/dev").glob("nvidia[0-9]*"))
+DEVICE = "cpu" if INTERPRETED else "cuda"
 
 
 def _interpret() -> None:
-    if "triton" in sys.modules:
-        raise RuntimeError("tests.triton_mode must be imported before triton is")
     os.environ["TRITON_INTERPRET"] = "1"
     import triton.language  # its own functions are made for the interpreter or for the compiler here
 
@@ -41,5 +39,5 @@ def _widen_bfloat16_in_dot() -> None:
     InterpreterBuilder.create_dot = create_dot
 
 
-if INTERPRETED:
+if INTERPRETED and find_spec("triton") is not None:
     _interpret()

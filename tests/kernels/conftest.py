@@ -7,7 +7,6 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-import tests.triton_mode  # noqa: F401 - before any module here imports triton
 from kernels.cpu import build, library
 from kernels.cpu.ops import CpuOps
 

@@ -15,7 +15,7 @@ from tests.worker.models.checkpoints import make_reference, reference_logits, sa
 from tests.worker.models.paged import PagedModel
 from tests.worker.models.test_decoder import PROMPTS
 from tests.worker.test_device_io import COLUMNS
-from tests.worker.test_sampler import ON_HOST, mixed_rows
+from tests.worker.test_sampler import SAMPLERS, mixed_rows
 from worker.backend.select import make_backend
 from worker.device_io import StagedIO
 from worker.device_sampler import DeviceSampler
@@ -40,7 +40,7 @@ def test_staged_columns_arrive_and_come_back() -> None:
 @pytest.mark.parametrize("width", [97, 128_256])
 def test_the_gpu_samples_what_the_host_does(width: int) -> None:
     logits, rows = mixed_rows(width)
-    host, device = ON_HOST(logits, rows), DeviceSampler(StagedIO(GPU))(logits.to(GPU), rows)
+    host, device = SAMPLERS["numpy"](logits, rows), DeviceSampler(StagedIO(GPU))(logits.to(GPU), rows)
     assert device.tokens.tolist() == host.tokens.tolist()
     assert device.top_tokens.tolist() == host.top_tokens.tolist()
     assert device.logprobs == pytest.approx(host.logprobs, abs=1e-4)
