@@ -24,7 +24,7 @@ def check(tmp_path: Path, *arguments: str) -> tuple[int, str, dict[str, Any]]:
     output = tmp_path / "results" / "gpu-check.json"
     command = [sys.executable, "-m", "bench.gpu_check", "--dry-run", "--output", str(output), *arguments]
     done = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, timeout=CAP_S, check=False)
-    return done.returncode, done.stdout + done.stderr, json.loads(output.read_text())
+    return done.returncode, done.stderr + done.stdout, json.loads(output.read_text())
 
 
 @pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="there is no Triton")
