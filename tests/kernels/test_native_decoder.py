@@ -88,10 +88,13 @@ def test_refuses_layers_that_do_not_fit(
         NativeDecoder(ops.library, replace(parts, layers=[replace(parts.layers[0], **change)]), num_threads=1)
 
 
-@pytest.mark.parametrize("name", ["qkv", "output", "gate_up", "down"])
-def test_refuses_projections_of_another_shape(ops: CpuOps, parts: DecoderParts, name: str) -> None:
+# The depth of `down` is the intermediate size, which `gate_up` then has to fit.
+@pytest.mark.parametrize(
+    ("name", "named"), [("qkv", "qkv"), ("output", "output"), ("gate_up", "gate_up"), ("down", "gate_up")]
+)
+def test_refuses_projections_of_another_shape(ops: CpuOps, parts: DecoderParts, name: str, named: str) -> None:
     layer = replace(parts.layers[0], **{name: ops.prepare_linear(torch.randn(HIDDEN + 1, HIDDEN), None)})
-    with pytest.raises(ValueError, match=rf"decoder: {name} must be"):
+    with pytest.raises(ValueError, match=rf"decoder: {named} must be"):
         NativeDecoder(ops.library, replace(parts, layers=[layer]), num_threads=1)
 
 
