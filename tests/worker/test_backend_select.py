@@ -57,13 +57,6 @@ def test_exact_mode() -> None:
         ),
         ("auto", torch.bfloat16, CPU, True, "--exact needs .*, this is cpu with bfloat16"),
         ("auto", torch.float32, GPU, True, "--exact needs .*, this is (triton|torch) with float32"),
-        (
-            "triton",
-            torch.float32,
-            CPU,
-            False,
-            r"--backend triton needs a CUDA GPU and --device is cpu; .* \(TRITON_INTER",
-        ),
     ],
 )
 def test_errors(name: str, dtype: torch.dtype, device: torch.device, exact: bool, message: str) -> None:

@@ -226,7 +226,7 @@ def test_any_use_of_the_core_keeps_its_promises() -> None:
                 derandomize=True,
                 database=None,
                 deadline=None,
-                max_examples=116,
+                max_examples=150,
                 stateful_step_count=40,
                 suppress_health_check=[HealthCheck.too_slow],
             ),
