@@ -76,10 +76,9 @@ class PackedLinear:
             num_threads,
         )
 
-    @property
-    def num_bytes(self) -> int:
-        """Memory that the layer keeps."""
-        return self._packed.nbytes + (0 if self._bias is None else self._bias.nbytes)
+    def tensors(self) -> tuple[torch.Tensor, ...]:
+        """What the layer keeps in memory."""
+        return (self._packed,) if self._bias is None else (self._packed, self._bias)
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         """x [T, K] float32, rows contiguous -> [T, N] float32."""

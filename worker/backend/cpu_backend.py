@@ -31,9 +31,10 @@ class CpuBackend(CpuOps):
     fp8_kv_cache = False
     copy_blocks = staticmethod(copy_one_by_one)
 
-    def __init__(self, *, num_threads: int, instruction_set: str | None = None) -> None:
-        """instruction_set: one of `kernels.cpu.library.available_instruction_sets()`, the best by default."""
-        super().__init__(load(instruction_set), num_threads=num_threads)
+    def __init__(self, *, num_threads: int, instruction_set: str | None = None, quantization: str = "none") -> None:
+        """instruction_set: one of `kernels.cpu.library.available_instruction_sets()`, the best by default.
+        quantization: one of `kernels.cpu.ops.QUANTIZATIONS`, of the linear layers' weights."""
+        super().__init__(load(instruction_set), num_threads=num_threads, quantization=quantization)
         self._threads = num_threads
 
     def compile(self, decoder: Decoder) -> NativeModel:
