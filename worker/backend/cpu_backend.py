@@ -1,5 +1,6 @@
-"""The native CPU backend: activations in float32, weights and KV cache in float32 or bfloat16. Over bfloat16 weights, a
-processor with AVX512-BF16 rounds the input of a linear layer to bfloat16.
+"""The native CPU backend: activations in float32, weights and KV cache in float32 or bfloat16, those of linear layers
+in int8 if asked for. Over bfloat16 and int8 weights, a processor with AVX512-BF16 rounds the input of a linear layer to
+bfloat16.
 
 Every op computes a row's result from that row and its sequence alone, in an order that neither the rest of the batch
 nor the number of threads changes. With float32 storage that is the exact mode: a sequence's logits are the same bits
