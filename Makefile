@@ -80,6 +80,7 @@ bench-peers: setup  ## install the peers, each in an environment of its own (hal
 bench-scheduler: setup  ## microseconds per scheduler step, beside vLLM's scheduler
 	@$(BIN)/python -m tools.install_peers --torch-index "$(TORCH_INDEX)" vllm
 	@$(BIN)/python -m bench.scheduler
+	@$(BIN)/python -m bench.scheduler.engine
 
 gpu-check:  ## check and measure this machine's GPU with the Python, torch and Triton that it has, in under 10 minutes
 	@$(PYTHON) -m bench.gpu_check $(GPU_CHECK_FLAGS)
