@@ -21,7 +21,17 @@ from clients.errors import (
     Violation,
 )
 from clients.request import Message, SamplingParams
-from clients.results import Choice, Completion, Delta, FinishReason, ModelInfo, TokenLogprob, TopLogprob, Usage
+from clients.results import (
+    Choice,
+    Completion,
+    Delta,
+    FinishReason,
+    ModelInfo,
+    ScoredPrompt,
+    TokenLogprob,
+    TopLogprob,
+    Usage,
+)
 from clients.stats import Stats
 from clients.sync import Client, DeltaStream
 
@@ -45,6 +55,7 @@ __all__ = [
     "OctavoError",
     "ResourceExhaustedError",
     "SamplingParams",
+    "ScoredPrompt",
     "Stats",
     "TokenLogprob",
     "TopLogprob",

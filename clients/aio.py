@@ -15,8 +15,8 @@ import grpc.aio
 from clients import admin_client, generation_client, health_client
 from clients.channel import OPTIONS
 from clients.errors import OctavoError
-from clients.request import RequestKeywords, make_request
-from clients.results import Completion, Delta, ModelInfo, Usage, join
+from clients.request import RequestKeywords, ScoreKeywords, make_request
+from clients.results import Completion, Delta, ModelInfo, ScoredPrompt, TokenLogprob, Usage, join
 from clients.stats import Stats
 from clients.status_client import octavo_error
 
@@ -27,7 +27,8 @@ class AsyncDeltaStream:
     Closing it, leaving its `async with` block, cancelling the task that iterates it or dropping the last reference to
     it cancels the call, and the server frees what the request holds. After a close the iteration ends.
 
-    request_id: known from the first delta on. usage: known after the last.
+    request_id: known from the first delta on. usage: known after the last. prompt_logprobs: if asked for, those
+    that have come so far; all have with the first delta.
     """
 
     def __init__(self, call: Any) -> None:
@@ -37,6 +38,7 @@ class AsyncDeltaStream:
         self._closed = False
         self.request_id = ""
         self.usage: Usage | None = None
+        self.prompt_logprobs: list[TokenLogprob] = []
 
     def __aiter__(self) -> Self:
         return self
@@ -59,6 +61,7 @@ class AsyncDeltaStream:
                 raise OctavoError(grpc.StatusCode.CANCELLED, "the client was closed") from None
             self.request_id = piece.request_id
             self.usage = piece.usage
+            self.prompt_logprobs += piece.prompt_logprobs
             self._ready.extend(piece.deltas)
         return self._ready.popleft()
 
@@ -107,7 +110,14 @@ class AsyncClient:
         stream = self.generate(prompt, timeout=timeout, **keywords)
         async with stream:
             deltas = [delta async for delta in stream]
-            return join(stream.request_id, deltas, stream.usage)
+            return join(stream.request_id, deltas, stream.usage, stream.prompt_logprobs)
+
+    async def score_prompt(
+        self, prompt: str | None = None, *, timeout: float | None = None, **keywords: Unpack[ScoreKeywords]
+    ) -> ScoredPrompt:
+        """The log probability of each token of a prompt; nothing is generated. Keywords: those of `ScoreKeywords`."""
+        request = generation_client.score_message(prompt, keywords)
+        return generation_client.scored_prompt(await _answer(self._generation.ScorePrompt(request, timeout=timeout)))
 
     async def model_info(self, *, timeout: float | None = None) -> ModelInfo:
         """The served model and the limits of a request."""

@@ -20,7 +20,8 @@ class Message(TypedDict):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SamplingParams:
-    """How tokens are drawn and when a generation ends."""
+    """How tokens are drawn and when a generation ends. Of the last five at most one is given; a schema may be a
+    mapping."""
 
     temperature: float | None = None
     top_k: int | None = None
@@ -45,6 +46,11 @@ class SamplingParams:
     skip_special_tokens: bool | None = None
     spaces_between_special_tokens: bool | None = None
     echo: bool | None = None
+    json_schema: str | Mapping[str, Any] | None = None
+    json_object: bool | None = None
+    regex: str | None = None
+    choice: Sequence[str] | None = None
+    grammar: str | None = None
 
 
 class SamplingKeywords(TypedDict, total=False):
@@ -73,6 +79,11 @@ class SamplingKeywords(TypedDict, total=False):
     skip_special_tokens: bool | None
     spaces_between_special_tokens: bool | None
     echo: bool | None
+    json_schema: str | Mapping[str, Any] | None
+    json_object: bool | None
+    regex: str | None
+    choice: Sequence[str] | None
+    grammar: str | None
 
 
 class RequestKeywords(SamplingKeywords, total=False):
@@ -94,6 +105,22 @@ class RequestKeywords(SamplingKeywords, total=False):
     tenant: str
     priority: int | None
     cache_salt: str
+    model: str
+
+
+class ScoreKeywords(TypedDict, total=False):
+    """The keyword arguments of `score_prompt`, besides the prompt and the timeout; those that RequestKeywords has mean
+    the same.
+
+    top_logprobs: how many of the most likely tokens to report in each place besides.
+    """
+
+    messages: Sequence[Message] | None
+    token_ids: Sequence[int] | None
+    top_logprobs: int
+    request_id: str
+    tenant: str
+    priority: int | None
     model: str
 
 

@@ -7,7 +7,8 @@ tokens of different logits whose probabilities are equal as float32 numbers.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
+from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -19,7 +20,14 @@ from worker.philox import MASK
 from worker.sampler import SMALLEST_TEMPERATURE, Sampled, SamplingColumns, sample
 from worker.step import no_ints
 
-Sampler = Callable[[torch.Tensor, SamplingColumns], Sampled]
+
+class Sampler(Protocol):
+    """A sampler as `worker.sampler.sample` defines it, for logits on its device."""
+
+    def __call__(self, logits: torch.Tensor, columns: SamplingColumns, raw: torch.Tensor | None = None) -> Sampled:
+        """logits [R, V], and what logprobs are of where that is not the same -> a token per row."""
+        ...
+
 
 _ROWS_AT_ONCE = 64
 """Draws take some thirty bytes per row and token of the vocabulary while they run; this bounds them."""
@@ -36,7 +44,7 @@ class DeviceSampler:
     def __init__(self, io: DeviceIO) -> None:
         self._io = io
 
-    def __call__(self, logits: torch.Tensor, columns: SamplingColumns) -> Sampled:
+    def __call__(self, logits: torch.Tensor, columns: SamplingColumns, raw: torch.Tensor | None = None) -> Sampled:
         """logits [R, V] of any float type -> a token per row. Waits for the device once."""
         if logits.shape[0] == 0:
             return _sampled(no_ints(), no_ints(), columns.num_logprobs, None)
@@ -51,7 +59,11 @@ class DeviceSampler:
         asking = np.flatnonzero(columns.num_logprobs >= 0)
         if asking.size:
             rows = self._io.upload({"rows": asking})["rows"]
-            outcome += _logprobs(logits[rows], high[rows], tokens[rows], int(columns.num_logprobs.max()))
+            wanted, of_wanted = logits[rows], high[rows]
+            if raw is not None:
+                wanted = raw[rows].float()
+                of_wanted = wanted.amax(dim=1)
+            outcome += _logprobs(wanted, of_wanted, tokens[rows], int(columns.num_logprobs.max()))
         arrived = self._io.download(outcome)
         logprobs = (asking, *arrived[2:]) if asking.size else None
         return _sampled(arrived[0], arrived[1], columns.num_logprobs, logprobs)

@@ -6,6 +6,7 @@ by one, with draws only for what top-k and top-p left of the vocabulary; all oth
 
 The order, for a row with logits l (float32):
     raw logprobs    l - max(l) - log(sum(exp(l - max(l)))), before anything else
+    rules           what `worker.logit_adjuster` makes of l, for rows that have any
     temperature     x = (l - max(l)) / temperature; temperature 0 takes argmax(l)
     min_p           keep tokens with exp(x) >= min_p, the most likely token having exp(x) = 1
     top_k           keep the k largest
@@ -63,8 +64,11 @@ class Sampled:
     top_logprobs: FloatColumn
 
 
-def sample(logits: torch.Tensor, columns: SamplingColumns) -> Sampled:
-    """logits [R, V] of any float type on any device -> a token per row."""
+def sample(logits: torch.Tensor, columns: SamplingColumns, raw: torch.Tensor | None = None) -> Sampled:
+    """logits [R, V] of any float type on any device -> a token per row.
+
+    raw [R, V]: what logprobs are of, where the logits were changed since the model gave them.
+    """
     logits = logits.float()
     finite = _finite_rows(logits)
     tokens = np.where(finite, _argmax(logits), 0).astype(np.int32)
@@ -78,7 +82,8 @@ def sample(logits: torch.Tensor, columns: SamplingColumns) -> Sampled:
             seed=int(columns.seeds[i]),
             output_index=int(columns.output_index[i]),
         )
-    logprobs, num_top, top_tokens, top_logprobs = _logprobs(logits, tokens, finite, columns.num_logprobs)
+    raw = logits if raw is None else raw.float()
+    logprobs, num_top, top_tokens, top_logprobs = _logprobs(raw, tokens, finite, columns.num_logprobs)
     return Sampled(
         finite=finite,
         tokens=tokens,

@@ -126,8 +126,14 @@ class NativeDecoder:
         """Computes the batch's tokens and writes their keys and values -> logits [R, V] float32, in the order of
         logits_indices. Raises ValueError naming what is out of range; nothing is written then."""
         logits = torch.empty((batch.logits_indices.numel(), self.vocab_size))
-        self._run(batch, caches, logits.data_ptr(), False, NO_SAMPLING)
+        self._run(batch, caches, logits.data_ptr(), 0, False, NO_SAMPLING)
         return logits
+
+    def hidden_states(self, batch: StepBatch, caches: PagedCaches) -> torch.Tensor:
+        """Like `forward`, but gives what the vocabulary projection reads of these rows: [R, C] float32."""
+        hidden = torch.empty((batch.logits_indices.numel(), self._parts.lm_head.in_features))
+        self._run(batch, caches, 0, hidden.data_ptr(), False, NO_SAMPLING)
+        return hidden
 
     def sample(self, batch: StepBatch, caches: PagedCaches, sampling: Sampling) -> None:
         """Like `forward`, but instead of giving the logits of R rows it fills the results of `sampling`."""
@@ -137,10 +143,16 @@ class NativeDecoder:
                 f"decoder_step: sampling must be of {rows} rows and {self.vocab_size} tokens, got {sampling.rows} and "
                 f"{sampling.width}"
             )
-        self._run(batch, caches, 0, True, sampling.description)
+        self._run(batch, caches, 0, 0, True, sampling.description)
 
     def _run(
-        self, batch: StepBatch, caches: PagedCaches, logits: int, samples: bool, sampling: tuple[int, ...]
+        self,
+        batch: StepBatch,
+        caches: PagedCaches,
+        logits: int,
+        hidden: int,
+        samples: bool,
+        sampling: tuple[int, ...],
     ) -> None:
         op = "decoder_step"
         tokens, num_seqs, rows = batch.token_ids.numel(), batch.seq_lens.numel(), batch.logits_indices.numel()
@@ -168,6 +180,7 @@ class NativeDecoder:
             batch.logits_indices.data_ptr(),
             rows,
             logits,
+            hidden,
             self._num_threads,
             samples,
             *sampling,

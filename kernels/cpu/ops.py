@@ -322,17 +322,24 @@ class CpuOps:
         self._library.silu_and_mul(gate_up.data_ptr(), row_stride, out.data_ptr(), size, rows, size, self._num_threads)
         return out
 
-    def sample(self, logits: torch.Tensor, sampling: Sampling) -> None:
-        """Fills the results of `sampling`, made for logits [R, V] in float32 with contiguous rows."""
-        if (
-            logits.shape != (sampling.rows, sampling.width)
-            or logits.dtype is not _FLOAT32
-            or (logits.stride(1) != 1 and sampling.width > 1)
-        ):
-            _reject("sample", "logits", f"[{sampling.rows}, {sampling.width}] in float32 with contiguous rows", logits)
+    def sample(self, logits: torch.Tensor, sampling: Sampling, raw: torch.Tensor | None = None) -> None:
+        """Fills the results of `sampling`, made for logits [R, V] in float32 with contiguous rows.
+
+        raw: likewise, what logprobs are of; None if that is the logits.
+        """
+        raw = logits if raw is None else raw
+        for name, x in (("logits", logits), ("raw", raw)):
+            if (
+                x.shape != (sampling.rows, sampling.width)
+                or x.dtype is not _FLOAT32
+                or (x.stride(1) != 1 and sampling.width > 1)
+            ):
+                _reject("sample", name, f"[{sampling.rows}, {sampling.width}] in float32 with contiguous rows", x)
         status = self._library.sample(
             logits.data_ptr(),
             logits.stride(0),
+            raw.data_ptr(),
+            raw.stride(0),
             sampling.rows,
             sampling.width,
             self._num_threads,

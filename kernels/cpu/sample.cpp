@@ -271,7 +271,8 @@ Best find_best(const float* logits, std::int64_t count, std::int64_t first) {
     return best;
 }
 
-bool sample_row(const SamplingColumns& a, std::int64_t row, const Best& best, const float* logits, std::int64_t width) {
+bool sample_row(const SamplingColumns& a, std::int64_t row, const Best& best, const float* logits, const float* raw,
+                std::int64_t width) {
     a.finite[row] = best.finite;
     a.tokens[row] = best.finite ? best.token : 0;
     if (a.temperature == nullptr) return true;
@@ -281,7 +282,10 @@ bool sample_row(const SamplingColumns& a, std::int64_t row, const Best& best, co
     auto* memory = static_cast<Candidate*>(scratch.reserve(Row::bytes(width)));
     if (memory == nullptr) return false;
     if (a.temperature[row] > 0) a.tokens[row] = Row(a, row, best, logits, width, memory).draw();
-    if (a.num_logprobs[row] >= 0) Row(a, row, best, logits, width, memory).write_logprobs(a.tokens[row]);
+    if (a.num_logprobs[row] >= 0) {
+        const Best of_raw = raw == logits ? best : find_best(raw, width, 0);
+        Row(a, row, of_raw, raw, width, memory).write_logprobs(a.tokens[row]);
+    }
     return true;
 }
 
@@ -292,6 +296,8 @@ using namespace octavo::OCTAVO_ISA;
 struct SampleArguments {
     const float* logits;  // [rows, width]
     std::int64_t stride;  // elements from one row to the next
+    const float* raw;     // likewise, what logprobs are of
+    std::int64_t raw_stride;
     std::int64_t rows, width, num_threads;
     SamplingColumns columns;
 };
@@ -302,7 +308,8 @@ OCTAVO_EXPORT(sample, SampleArguments) {
     parallel_ranges(a.rows, a.num_threads, [&](std::int64_t begin, std::int64_t end) {
         for (std::int64_t row = begin; row < end; ++row) {
             const float* logits = a.logits + row * a.stride;
-            if (!sample_row(a.columns, row, find_best(logits, a.width, 0), logits, a.width)) {
+            const float* raw = a.raw + row * a.raw_stride;
+            if (!sample_row(a.columns, row, find_best(logits, a.width, 0), logits, raw, a.width)) {
 #pragma omp atomic write
                 status = 1;
             }

@@ -124,6 +124,9 @@ class Frontend:
                 stream, _ = place
                 stream.push_error(RejectedError(rejected, prompt_field=stream.prompt_field))
                 self._release(stream)
+        for scores in update.scores:
+            if (place := places.get(scores.sequence_id)) is not None:
+                place[0].push_scores(scores)
         for column, (sequence_id, token_id) in enumerate(zip(update.sequence_ids, update.token_ids, strict=True)):
             if (place := places.get(sequence_id)) is not None:
                 stream, index = place
@@ -163,6 +166,7 @@ class Frontend:
             model=self.model,
             eos_token_ids=self.tokenizer.eos_token_ids,
             defaults=self.tokenizer.sampling_defaults,
+            encode=partial(self.tokenizer.encode, rendered=True) if self.tokenizer.has_text else None,
         )
         return Stream(
             request_id=request.request_id,
@@ -180,7 +184,7 @@ class Frontend:
         return await asyncio.get_running_loop().run_in_executor(self._threads, work)
 
     def _specs(self, validated: ValidatedRequest, deadline_ns: int | None) -> tuple[SequenceSpec, ...]:
-        """One per sequence: sequence i draws as one alone with seed + i would."""
+        """One per sequence: sequence i draws as one alone with seed + i would. The first scores the prompt for all."""
         first = SequenceSpec(
             sequence_id=next(self._sequence_ids),
             prompt=validated.prompt,
@@ -194,8 +198,14 @@ class Frontend:
             cache_salt=validated.cache_salt,
             deadline_ns=deadline_ns,
         )
+        sampling = replace(first.sampling, num_prompt_logprobs=None) if validated.n > 1 else first.sampling
         others = (
-            replace(first, sequence_id=next(self._sequence_ids), seed=(first.seed + index) % (1 << _SEED_BITS))
+            replace(
+                first,
+                sequence_id=next(self._sequence_ids),
+                seed=(first.seed + index) % (1 << _SEED_BITS),
+                sampling=sampling,
+            )
             for index in range(1, validated.n)
         )
         return (first, *others)

@@ -35,6 +35,7 @@ from scheduler.frontend.errors import (
 )
 from scheduler.frontend.frontend import Frontend
 from scheduler.frontend.request import ChatPrompt, GenerateInput, Prompt, SamplingInput, TextPrompt, TokenPrompt
+from scheduler.frontend.sampling_validation import MAX_LOGPROBS
 from scheduler.frontend.sequence_output import Delta, TokenLogprob
 from scheduler.frontend.stream import Piece, Usage
 
@@ -70,14 +71,33 @@ class GenerationServicer(generation_pb2_grpc.GenerationServiceServicer):
         log = _LOG.bind(request_id=_cut(request_id, _MAX_LOGGED_ID_BYTES))
         try:
             await self._generate(request, request_id, context, log)
-        except RequestError as error:
-            rpc = to_rpc_status(error, status_of(error))
-        except Exception:
-            log.exception("request failed on a defect of the server")
-            rpc = to_rpc_status(RequestError("internal error; the server's log has its trace"), INTERNAL)
+        except Exception as error:
+            rpc = _rpc_status_of(error, log)
         else:
             return
         await abort(context, rpc)
+
+    async def ScorePrompt(  # noqa: N802 - the name is the proto's
+        self, request: generation_pb2.ScorePromptRequest, context: _Context
+    ) -> generation_pb2.ScorePromptResponse:
+        request_id = request.request_id or uuid.uuid4().hex
+        log = _LOG.bind(request_id=_cut(request_id, _MAX_LOGGED_ID_BYTES))
+        try:
+            return await self._score(to_score_input(request, request_id), context, log)
+        except Exception as error:
+            return await abort(context, _rpc_status_of(error, log))
+
+    async def _score(
+        self, request: GenerateInput, context: _Context, log: FilteringBoundLogger
+    ) -> generation_pb2.ScorePromptResponse:
+        deadline_ns = _deadline_ns(context, time.monotonic_ns())
+        async with self._frontend.open(request, deadline_ns=deadline_ns) as stream:
+            prompt = stream.specs[0].prompt
+            log.info("prompt to be scored", prompt_tokens=len(prompt))
+            logprobs = [_logprob(entry) async for piece in stream for entry in piece.prompt_logprobs]
+            return generation_pb2.ScorePromptResponse(
+                request_id=request.request_id, token_ids=prompt, logprobs=logprobs
+            )
 
     async def _generate(
         self, request: generation_pb2.GenerateRequest, request_id: str, context: _Context, log: FilteringBoundLogger
@@ -147,12 +167,30 @@ def to_input(request: generation_pb2.GenerateRequest, request_id: str) -> Genera
     )
 
 
+def to_score_input(request: generation_pb2.ScorePromptRequest, request_id: str) -> GenerateInput:
+    """As `to_input`: a prompt's logprobs and one token, which nobody reads. That token costs next to nothing, and with
+    it a prompt to be scored is a request like others."""
+    if request.top_logprobs > MAX_LOGPROBS:
+        limit = f"is {request.top_logprobs}, must be in [0, {MAX_LOGPROBS}]"
+        raise InvalidRequestError((Violation(field="top_logprobs", description=limit),))
+    return GenerateInput(
+        request_id=request_id,
+        prompt=to_prompt(request),
+        sampling=SamplingInput(max_tokens=1, temperature=0.0, prompt_logprobs=request.top_logprobs),
+        tenant=request.tenant,
+        priority=request.priority,
+        model=request.model,
+        unknown_fields=tuple(itertools.islice(_unknown_fields(request, ""), _MAX_UNKNOWN_FIELDS)),
+    )
+
+
 def to_response(request_id: str, piece: Piece) -> generation_pb2.GenerateResponse:
     """The message of a piece."""
     return generation_pb2.GenerateResponse(
         request_id=request_id,
         deltas=[_sequence_delta(delta) for delta in piece.deltas],
         usage=None if piece.usage is None else _usage(piece.usage),
+        prompt_logprobs=[_logprob(entry) for entry in piece.prompt_logprobs],
     )
 
 
@@ -182,8 +220,18 @@ def to_rpc_status(error: RequestError, status: Status) -> status_pb2.Status:
     return status_pb2.Status(code=status.code.value[0], message=_cut(str(error), _MAX_MESSAGE_BYTES), details=packed)
 
 
-def to_prompt(request: generation_pb2.GenerateRequest | admin_pb2.ProbePrefixRequest) -> Prompt | None:
-    """The prompt as a plain value; both messages have the same oneof. InvalidRequestError: the chat is too long."""
+def _rpc_status_of(error: Exception, log: FilteringBoundLogger) -> status_pb2.Status:
+    """The status that ends a call; a defect of the server is logged with its trace."""
+    if isinstance(error, RequestError):
+        return to_rpc_status(error, status_of(error))
+    log.error("request failed on a defect of the server", exc_info=error)
+    return to_rpc_status(RequestError("internal error; the server's log has its trace"), INTERNAL)
+
+
+def to_prompt(
+    request: generation_pb2.GenerateRequest | generation_pb2.ScorePromptRequest | admin_pb2.ProbePrefixRequest,
+) -> Prompt | None:
+    """The prompt as a plain value; these messages have the same oneof. InvalidRequestError: the chat is too long."""
     match request.WhichOneof("prompt"):
         case "text":
             return TextPrompt(text=request.text)
@@ -206,7 +254,9 @@ def _sampling(message: Message) -> SamplingInput:
     """Copies the fields that are set; SamplingInput has them under the same names."""
     values: dict[str, Any] = {}
     for descriptor, value in message.ListFields():
-        if descriptor.message_type is not None:  # a map, the only kind of message there is
+        if descriptor.name == "choice":
+            values["choice"] = tuple(value.texts)
+        elif descriptor.message_type is not None:  # a map
             values[descriptor.name] = dict(value)
         else:
             values[descriptor.name] = tuple(value) if descriptor.is_repeated else value

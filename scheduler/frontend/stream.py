@@ -7,17 +7,19 @@ has come since its last turn as one piece, so a slow one gets fewer and bigger p
 from __future__ import annotations
 
 import asyncio
+from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
-from scheduler.core.result import End, EndReason
+from scheduler.core.result import End, EndReason, PromptScores
 from scheduler.core.sequence import SequenceSpec
 from scheduler.frontend.detokenizer import Detokenizer
 from scheduler.frontend.errors import RequestError, SequenceEndedError
-from scheduler.frontend.sequence_output import Delta, SequenceOutput
+from scheduler.frontend.sequence_output import Delta, SequenceOutput, TokenLogprob
 
 _GOOD_ENDS: Final = (EndReason.STOP, EndReason.LENGTH)
+_MAX_SCORES_PER_PIECE: Final = 1024
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,10 +36,13 @@ class Usage:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Piece:
-    """What is new of a request. deltas: of each sequence that has news, by index. usage: in the last piece only."""
+    """What is new of a request. deltas: of each sequence that has news, by index. usage: in the last piece only.
+    prompt_logprobs: of the prompt's tokens from the second on, where they were asked for; all come before the deltas or
+    with the first."""
 
     deltas: tuple[Delta, ...]
     usage: Usage | None = None
+    prompt_logprobs: tuple[TokenLogprob, ...] = ()
 
 
 class Stream:
@@ -66,6 +71,8 @@ class Stream:
             SequenceOutput(index=index, spec=spec, detokenizer=make_detokenizer()) for index, spec in enumerate(specs)
         )
         self._num_open = len(specs)
+        self._num_scored = 0
+        self._prompt_logprobs: deque[TokenLogprob] = deque()
         self._error: RequestError | None = None
         self._exhausted = False
         self._waiter: asyncio.Future[None] | None = None
@@ -96,6 +103,16 @@ class Stream:
             self._started_ns = now_ns
         if index == 0 and self._cached_tokens is None:
             self._cached_tokens = cached_tokens
+
+    def push_scores(self, scores: PromptScores) -> None:
+        """Takes the logprobs of the prompt's next tokens."""
+        prompt = self.specs[0].prompt
+        for i, logprob in enumerate(scores.logprobs):
+            self._num_scored += 1
+            top = zip(scores.top_tokens[i], scores.top_logprobs[i], strict=True) if scores.top_tokens else ()
+            token_id = prompt[self._num_scored]
+            self._prompt_logprobs.append(TokenLogprob(token_id=token_id, logprob=logprob, top=tuple(top)))
+        self._wake()
 
     def push_token(self, index: int, token_id: int, now_ns: int) -> None:
         """Takes the next token of a sequence."""
@@ -130,15 +147,26 @@ class Stream:
 
     async def __anext__(self) -> Piece:
         while not self._exhausted:
+            scores = self._take_scores()
+            if self._prompt_logprobs:
+                return Piece(deltas=(), prompt_logprobs=scores)
             if deltas := tuple(output.take() for output in self._outputs if output.has_news):
                 self._exhausted = not self._num_open
-                return Piece(deltas=deltas, usage=self._usage() if self._exhausted else None)
+                usage = self._usage() if self._exhausted else None
+                return Piece(deltas=deltas, usage=usage, prompt_logprobs=scores)
+            if scores:
+                return Piece(deltas=(), prompt_logprobs=scores)
             if self._error is not None:
                 self._exhausted = True
                 raise self._error
             self._waiter = asyncio.get_running_loop().create_future()
             await self._waiter
         raise StopAsyncIteration
+
+    def _take_scores(self) -> tuple[TokenLogprob, ...]:
+        """Some of what waits; a message must not have all of a long prompt."""
+        waiting = self._prompt_logprobs
+        return tuple(waiting.popleft() for _ in range(min(len(waiting), _MAX_SCORES_PER_PIECE)))
 
     def _usage(self) -> Usage:
         return Usage(

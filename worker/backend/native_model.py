@@ -26,10 +26,21 @@ class NativeModel:
         """The decoder was built over `ops`."""
         self._native = NativeDecoder(ops.library, _parts(decoder), num_threads=ops.num_threads)
         self._bound: tuple[KVCache, PagedCaches] | None = None
+        self._lm_head = _packed(decoder.lm_head)
+        self.sample_logits = native_sampler.NativeSampler(ops)
+        """See worker.models.model.SamplingModel."""
 
     def forward(self, batch: InputBatch, kv_cache: KVCache) -> torch.Tensor:
         """See worker.models.model.Model."""
         return self._native.forward(batch, self._caches(kv_cache))
+
+    def hidden_states(self, batch: InputBatch, kv_cache: KVCache) -> torch.Tensor:
+        """See worker.models.model.Model."""
+        return self._native.hidden_states(batch, self._caches(kv_cache))
+
+    def project(self, hidden: torch.Tensor) -> torch.Tensor:
+        """See worker.models.model.Model."""
+        return self._lm_head(hidden)
 
     def sample(self, batch: InputBatch, kv_cache: KVCache, columns: SamplingColumns) -> Sampled:
         """See worker.models.model.SamplingModel."""

@@ -21,10 +21,10 @@ class NativeSampler:
     def __init__(self, ops: CpuOps) -> None:
         self._ops = ops
 
-    def __call__(self, logits: torch.Tensor, columns: SamplingColumns) -> Sampled:
+    def __call__(self, logits: torch.Tensor, columns: SamplingColumns, raw: torch.Tensor | None = None) -> Sampled:
         """A token per row."""
         sampling = describe(columns, logits.shape[1])
-        self._ops.sample(logits, sampling)
+        self._ops.sample(logits, sampling, raw)
         return outcome(sampling, columns)
 
 

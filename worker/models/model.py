@@ -19,6 +19,14 @@ class Model(Protocol):
         batch.logits_indices, in their order; [0, V] if there are none."""
         ...
 
+    def hidden_states(self, batch: InputBatch, kv_cache: KVCache) -> torch.Tensor:
+        """`forward` up to the vocabulary projection. -> [R, C] in the activations' type."""
+        ...
+
+    def project(self, hidden: torch.Tensor) -> torch.Tensor:
+        """hidden [r, C], rows of `hidden_states` -> logits [r, V] float32, with the bits that `forward` gives."""
+        ...
+
 
 @runtime_checkable
 class SamplingModel(Protocol):
@@ -26,4 +34,8 @@ class SamplingModel(Protocol):
 
     def sample(self, batch: InputBatch, kv_cache: KVCache, columns: SamplingColumns) -> Sampled:
         """`forward`, and a token for each of the R rows as `worker.sampler` defines it."""
+        ...
+
+    def sample_logits(self, logits: torch.Tensor, columns: SamplingColumns, raw: torch.Tensor | None = None) -> Sampled:
+        """The tokens that `sample` draws from logits [R, V]. raw: what logprobs are of, if something else."""
         ...

@@ -45,6 +45,11 @@ class GenerationServiceStub:
                 request_serializer=octavo_dot_serving_dot_v1_dot_generation__pb2.GenerateRequest.SerializeToString,
                 response_deserializer=octavo_dot_serving_dot_v1_dot_generation__pb2.GenerateResponse.FromString,
                 _registered_method=True)
+        self.ScorePrompt = channel.unary_unary(
+                '/octavo.serving.v1.GenerationService/ScorePrompt',
+                request_serializer=octavo_dot_serving_dot_v1_dot_generation__pb2.ScorePromptRequest.SerializeToString,
+                response_deserializer=octavo_dot_serving_dot_v1_dot_generation__pb2.ScorePromptResponse.FromString,
+                _registered_method=True)
         self.GetModelInfo = channel.unary_unary(
                 '/octavo.serving.v1.GenerationService/GetModelInfo',
                 request_serializer=octavo_dot_serving_dot_v1_dot_generation__pb2.GetModelInfoRequest.SerializeToString,
@@ -70,6 +75,14 @@ class GenerationServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def ScorePrompt(self, request, context):
+        """ScorePrompt gives the log probability of each token of a prompt, and generates nothing. Limits of the prompt, errors
+        and cancellation are those of Generate.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def GetModelInfo(self, request, context):
         """GetModelInfo describes the model that is served and the limits of a request.
         """
@@ -84,6 +97,11 @@ def add_GenerationServiceServicer_to_server(servicer, server):
                     servicer.Generate,
                     request_deserializer=octavo_dot_serving_dot_v1_dot_generation__pb2.GenerateRequest.FromString,
                     response_serializer=octavo_dot_serving_dot_v1_dot_generation__pb2.GenerateResponse.SerializeToString,
+            ),
+            'ScorePrompt': grpc.unary_unary_rpc_method_handler(
+                    servicer.ScorePrompt,
+                    request_deserializer=octavo_dot_serving_dot_v1_dot_generation__pb2.ScorePromptRequest.FromString,
+                    response_serializer=octavo_dot_serving_dot_v1_dot_generation__pb2.ScorePromptResponse.SerializeToString,
             ),
             'GetModelInfo': grpc.unary_unary_rpc_method_handler(
                     servicer.GetModelInfo,
@@ -124,6 +142,33 @@ class GenerationService:
             '/octavo.serving.v1.GenerationService/Generate',
             octavo_dot_serving_dot_v1_dot_generation__pb2.GenerateRequest.SerializeToString,
             octavo_dot_serving_dot_v1_dot_generation__pb2.GenerateResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ScorePrompt(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/octavo.serving.v1.GenerationService/ScorePrompt',
+            octavo_dot_serving_dot_v1_dot_generation__pb2.ScorePromptRequest.SerializeToString,
+            octavo_dot_serving_dot_v1_dot_generation__pb2.ScorePromptResponse.FromString,
             options,
             channel_credentials,
             insecure,
