@@ -21,6 +21,10 @@ class Matcher(Protocol):
         """The output goes on."""
         ...
 
+    def start(self) -> None:
+        """The next mask will be asked for."""
+        ...
+
     def allowed(self) -> tuple[npt.NDArray[np.bool_] | None, RowFlag]:
         """As `RowRules.allowed`."""
         ...
@@ -56,6 +60,11 @@ class RowRules:
                 self._counts.add(token, 0)
         for token in output:
             self._record(token)
+
+    def start(self) -> None:
+        """A step begins at whose end the row samples."""
+        if self._matcher is not None:
+            self._matcher.start()
 
     def append(self, token: int) -> None:
         """The row has sampled a token."""

@@ -16,15 +16,16 @@ from worker.logit_adjuster import Adjustments
 from worker.models.model import Model, SamplingModel
 from worker.prompt_scorer import Scoring, score
 from worker.sampler import Sampled, SamplingColumns
-from worker.sequence_table import SequenceTable, sampling_rows
-from worker.step import PromptScores, RowFlag, StepPlan, StepResult, no_ints
+from worker.sequence_table import Grammars, SequenceTable, sampling_rows
+from worker.step import Limits, PromptScores, RowFlag, StepPlan, StepResult, no_ints
 
 
 class Runner:
     """A loaded model and its KV cache. It knows no rows: they belong to the stream whose plan it executes."""
 
-    def __init__(self, model: Model, kv_cache: KVCache, io: DeviceIO) -> None:
-        """io: of the device that holds both."""
+    def __init__(self, model: Model, kv_cache: KVCache, io: DeviceIO, grammars: Grammars | None = None) -> None:
+        """io: of the device that holds both. grammars: what rows with a grammar need; None if there may be none."""
+        self._grammars = grammars
         self._model = model
         self._kv_cache = kv_cache
         self._io = io
@@ -32,6 +33,10 @@ class Runner:
         self._sample = self._forward_and_sample
         if isinstance(model, SamplingModel):
             self._sample_logits, self._sample = model.sample_logits, model.sample
+
+    def new_table(self, limits: Limits) -> SequenceTable:
+        """Rows for the plans of one stream."""
+        return SequenceTable(limits, self._grammars)
 
     def execute(self, table: SequenceTable, plan: StepPlan) -> StepResult:
         """Computes the plan's tokens and samples. Raises PlanError where the plan does not fit the table's rows; after

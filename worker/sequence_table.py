@@ -109,7 +109,8 @@ class SequenceTable:
         )
 
     def adjustments(self, rows: IntColumn) -> Adjustments | None:
-        """What the rules of rows [R] make of their logits; None if none of them has any."""
+        """What the rules of rows [R] will make of their logits; None if none of them has any. What can be done before
+        the logits are there begins now."""
         if not self._rules:
             return None
         places = np.array([place for place, row in enumerate(rows.tolist()) if row in self._rules], np.int64)
@@ -118,6 +119,8 @@ class SequenceTable:
         with_rules = rows[places]
         asked = self._sampling.num_logprobs[with_rules] >= 0
         rules = [self._rules[row] for row in with_rules.tolist()]
+        for row in rules:
+            row.start()
         return Adjustments(places, rules, wants_logprobs=bool(asked.any()))
 
     def scoring(self, plan: StepPlan) -> Scoring | None:

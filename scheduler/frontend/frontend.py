@@ -31,6 +31,7 @@ from scheduler.frontend.model_info import ModelInfo
 from scheduler.frontend.prompts import EncodedPrompt, encode_prompt, prompt_size
 from scheduler.frontend.request import GenerateInput, Prompt
 from scheduler.frontend.stream import Stream
+from scheduler.frontend.structured_output import GrammarChecker
 from scheduler.frontend.tokenizer import Tokenizer
 from scheduler.frontend.validation import ValidatedRequest, validate
 from scheduler.messages import Add, Cancel, StepUpdate
@@ -70,6 +71,8 @@ class Frontend:
         self._sequence_ids = itertools.count(1)
         self._seeds = random.Random()
         self._threads = ThreadPoolExecutor(_TOKENISING_THREADS, thread_name_prefix="tokenise")
+        special_tokens = [tokenizer.token_bytes[token_id] for token_id in sorted(tokenizer.special_token_ids)]
+        self._grammars = GrammarChecker(special_tokens)
         self._draining = False
         self._num_open = 0
 
@@ -160,6 +163,8 @@ class Frontend:
 
     async def _prepare(self, request: GenerateInput, arrival_ns: int, deadline_ns: int | None) -> Stream:
         prompt = await self.encode(request.prompt)
+        can_end = self.tokenizer.has_text and bool(self.tokenizer.eos_token_ids)
+        grammar = await self._grammars.check(request.sampling, can_end=can_end)
         validated = validate(
             request,
             prompt,
@@ -167,6 +172,7 @@ class Frontend:
             eos_token_ids=self.tokenizer.eos_token_ids,
             defaults=self.tokenizer.sampling_defaults,
             encode=partial(self.tokenizer.encode, rendered=True) if self.tokenizer.has_text else None,
+            grammar=grammar,
         )
         return Stream(
             request_id=request.request_id,

@@ -25,11 +25,6 @@ _NOT_SUPPORTED: Final[dict[str, Any]] = {
     "include_stop_in_output": False,
     "spaces_between_special_tokens": True,
     "echo": False,
-    "json_schema": None,
-    "json_object": None,
-    "regex": None,
-    "choice": None,
-    "grammar": None,
 }
 
 
@@ -60,9 +55,12 @@ def resolve(
     defaults: SamplingDefaults,
     model: ModelInfo,
     stop_token_ids: frozenset[int],
+    *,
     bad_words: tuple[tuple[int, ...], ...],
+    grammar: str,
+    eos_token_ids: tuple[int, ...],
 ) -> Sampling:
-    """What the sampler gets. stop_token_ids: all that end the sequence."""
+    """What the sampler gets. stop_token_ids: all that end the sequence; eos_token_ids: those that the model has."""
     top_k = defaults.top_k if sampling.top_k is None else sampling.top_k
     min_tokens = sampling.min_tokens or 0
     repetition_penalty = sampling.repetition_penalty
@@ -80,6 +78,8 @@ def resolve(
         logit_bias=tuple(sorted(sampling.logit_bias.items())),
         allowed_token_ids=tuple(sorted(set(sampling.allowed_token_ids))),
         bad_words=bad_words,
+        grammar=grammar,
+        eos_token_ids=eos_token_ids if grammar else (),
         num_prompt_logprobs=sampling.prompt_logprobs,
     )
 

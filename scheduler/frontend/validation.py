@@ -22,6 +22,7 @@ from scheduler.frontend.sampling_validation import (
     resolve,
     sampling_violation,
 )
+from scheduler.frontend.structured_output import NO_GRAMMAR, CheckedGrammar
 
 _MAX_NAME_BYTES: Final = 256
 
@@ -51,16 +52,19 @@ def validate(
     eos_token_ids: tuple[int, ...],
     defaults: SamplingDefaults,
     encode: Callable[[str], Sequence[int]] | None = None,
+    grammar: CheckedGrammar = NO_GRAMMAR,
 ) -> ValidatedRequest:
     """Raises InvalidRequestError with all violations. The model's name is not looked at.
 
     encode: the token ids of a text without any that are special; None if the model has no tokenizer.
+    grammar: of the structured output that is asked for.
     """
     bad_words = encode_bad_words(request.sampling.bad_words, encode, model)
     violations = (
         *_check_fields(request),
         *check_sampling(request.sampling, model, defaults),
         *bad_words.violations,
+        *grammar.violations,
         *check_prompt(prompt, request.sampling.max_tokens, model),
     )
     if violations:
@@ -73,7 +77,15 @@ def validate(
         max_tokens=model.max_model_len - len(prompt.token_ids) if sampling.max_tokens is None else sampling.max_tokens,
         open_ended=sampling.max_tokens is None,
         stop_token_ids=stop_token_ids,
-        sampling=resolve(sampling, defaults, model, stop_token_ids, bad_words.sequences),
+        sampling=resolve(
+            sampling,
+            defaults,
+            model,
+            stop_token_ids,
+            bad_words=bad_words.sequences,
+            grammar=grammar.grammar,
+            eos_token_ids=eos_token_ids,
+        ),
         seed=sampling.seed,
         n=1 if sampling.n is None else sampling.n,
         tenant=request.tenant,
