@@ -7,7 +7,7 @@ The order, for a row's logits once its raw logprobs are safe:
     logit bias              is added
     penalties               l > 0 ? l / repetition : l * repetition for tokens of prompt or output (Keskar et al. 2019,
                             arXiv:1909.05858), then l - frequency * count - presence for tokens of the output
-Nothing lifts a mask, so the masks are written last: a tiny repetition penalty would make a masked token a likely one.
+Nothing lifts a mask, so masks are written last: a tiny repetition penalty would make a masked token a likely one.
 
 What the rows need is gathered in flat columns for the whole step, each applied by a few operations on the device that
 the logits are on. Elements are changed one by one, so a row does not depend on its neighbours.
@@ -16,6 +16,7 @@ the logits are on. Elements are changed one by one, so a row does not depend on 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 import numpy.typing as npt
@@ -23,26 +24,23 @@ import torch
 
 from worker.device_io import DeviceIO
 from worker.row_rules import RowRules
+from worker.sampler import MASKED, Changes
 from worker.step import IdColumn, IntColumn, RowFlag
 
-MASKED = -1e30
-"""Logit of a token that must not be drawn: below any that a model gives, and finite, as all logits must be."""
-
 _LARGEST = 1e35
-"""What bias and penalties make of a logit is at most this."""
+"""What penalties make of a logit is at most this, for logits must stay finite."""
 
 
 class Adjustments:
     """What is to be done to the logits of a step's R rows that sample.
 
-    places: which of them have rules, ascending; rules: those. wants_logprobs: whether any of them asks for logprobs,
-    which are those of the logits as the model gave them.
+    places: which of them have rules, ascending; rules: those. asking: those of the places whose rows ask for logprobs.
     """
 
-    def __init__(self, places: IdColumn, rules: Sequence[RowRules], *, wants_logprobs: bool) -> None:
+    def __init__(self, places: IdColumn, rules: Sequence[RowRules], asking: IdColumn) -> None:
         self._places = places
         self._rules = rules
-        self.wants_logprobs = wants_logprobs
+        self._asking = asking
         self._flags: dict[int, RowFlag] = {}
 
     def flag(self, flags: IntColumn) -> None:
@@ -51,20 +49,19 @@ class Adjustments:
             flags[place] = flag
 
     @torch.inference_mode()
-    def apply(self, logits: torch.Tensor, io: DeviceIO) -> None:
-        """Changes logits [R, V] float32 in place; waits for the rows' grammars. A row that has no token left to draw
-        gets a NaN, with which no sampler gives it one; one that was not finite stays so."""
-        rows = io.upload({"rows": self._places})["rows"]
-        everyone = self._places.size == logits.shape[0]
-        low, high = torch.aminmax(logits if everyone else logits[rows], dim=1)
-        broken = ~(torch.isfinite(low) & torch.isfinite(high))
+    def apply(self, logits: torch.Tensor, io: DeviceIO) -> Changes:
+        """Changes logits [R, V] float32 in place, but for the masks of whole rows, which are left to the sampler; waits
+        for the rows' grammars. A row that has no token left to draw gets a NaN, with which no sampler gives it one."""
+        changes = Changes()
+        if self._asking.size:
+            rows = io.upload({"rows": self._asking})["rows"]
+            changes = Changes(changed=self._asking, raw=logits.index_select(0, rows))
         self._add_biases(logits, io)
         self._penalise(logits, io)
-        self._mask(logits, io)
-        # One element that is not finite is enough; a mask may have hidden those that were there.
-        logits[rows, 0] += torch.where(broken, torch.nan, 0.0)
+        masked, kept = self._mask(logits, io)
         if self._flags:
-            self._flag_dead(logits, io, broken)
+            self._flag_dead(logits, io)
+        return replace(changes, masked=masked, kept=kept)
 
     def _add_biases(self, logits: torch.Tensor, io: DeviceIO) -> None:
         biased = [(place, row.rules) for place, row in self._each() if row.rules.bias_token_ids.size]
@@ -100,51 +97,50 @@ class Adjustments:
             }
         )
         place = columns["rows"], columns["ids"]
-        repeated = logits[place]
-        repeated = torch.where(repeated > 0, repeated / columns["repetition"], repeated * columns["repetition"])
-        logits[place] = (repeated - columns["subtracted"]).clamp_(-_LARGEST, _LARGEST)
+        before = logits[place]
+        repeated = torch.where(before > 0, before / columns["repetition"], before * columns["repetition"])
+        after = (repeated - columns["subtracted"]).clamp_(-_LARGEST, _LARGEST)
+        logits[place] = torch.where(torch.isfinite(before), after, before)
 
-    def _mask(self, logits: torch.Tensor, io: DeviceIO) -> None:
-        width = logits.shape[1]
-        whole: list[tuple[int, npt.NDArray[np.bool_]]] = []
+    def _mask(self, logits: torch.Tensor, io: DeviceIO) -> tuple[IdColumn, npt.NDArray[np.bool_]]:
+        """Masks single tokens. -> rows of which more are masked [M], and what they keep [M, V]."""
+        whole: list[tuple[int, npt.NDArray[np.bool_], IdColumn]] = []
         parts: list[tuple[int, IdColumn]] = []
         for place, row in self._each():
             ids = row.masked_ids()
             allowed, flag = row.allowed()
             if allowed is not None:
-                blocked = ~allowed
-                blocked[ids] = True
-                whole.append((place, blocked))
-                dead = bool(blocked.all())
-            else:
+                whole.append((place, allowed, ids))
+            elif ids.size:
                 parts.append((place, ids))
-                dead = ids.size >= width and np.unique(ids).size == width
-            if flag is not RowFlag.OK or dead:
-                self._flags[place] = flag if flag is not RowFlag.OK else RowFlag.DEAD_END
-        if whole:
-            columns = io.upload(
-                {"rows": np.array([place for place, _ in whole]), "blocked": np.stack([mask for _, mask in whole])}
-            )
-            if len(whole) == logits.shape[0]:
-                logits.masked_fill_(columns["blocked"], MASKED)
-            else:
-                logits[columns["rows"]] = logits[columns["rows"]].masked_fill_(columns["blocked"], MASKED)
-        all_ids = [ids for _, ids in parts]
-        if any(ids.size for ids in all_ids):
+                if ids.size >= logits.shape[1] == np.unique(ids).size:
+                    flag = RowFlag.DEAD_END
+            if flag is not RowFlag.OK:
+                self._flags[place] = flag
+        if parts:
+            all_ids = [ids for _, ids in parts]
             columns = io.upload(
                 {"rows": _places([place for place, _ in parts], all_ids), "ids": np.concatenate(all_ids)}
             )
-            logits[columns["rows"], columns["ids"]] = MASKED
+            entries = columns["rows"], columns["ids"]
+            logits[entries] = logits[entries] * 0.0 + MASKED  # what is not finite stays so
+        kept = np.empty((len(whole), logits.shape[1]), np.bool_)
+        for mask, (place, allowed, ids) in zip(kept, whole, strict=True):
+            mask[:] = allowed
+            mask[ids] = False
+            if not mask.any():
+                self._flags.setdefault(place, RowFlag.DEAD_END)
+        return np.array([place for place, _, _ in whole], np.int64), kept
 
-    def _flag_dead(self, logits: torch.Tensor, io: DeviceIO, broken: torch.Tensor) -> None:
+    def _flag_dead(self, logits: torch.Tensor, io: DeviceIO) -> None:
         """Takes the last token from rows that end here, but for those that the model has broken: that is what is to be
         told of them."""
-        (is_broken,) = io.download([broken.int()])
-        for place in self._places[is_broken > 0].tolist():
-            self._flags.pop(place, None)
-        if self._flags:
-            rows = io.upload({"rows": np.array(list(self._flags), np.int64)})["rows"]
-            logits[rows, 0] = torch.nan
+        places = np.array(list(self._flags), np.int64)
+        rows = io.upload({"rows": places})["rows"]
+        (finite,) = io.download([torch.isfinite(logits.index_select(0, rows)).all(dim=1).int()])
+        for place in places[finite == 0].tolist():
+            del self._flags[place]
+        logits[rows, 0] = torch.nan
 
     def _each(self) -> list[tuple[int, RowRules]]:
         return list(zip(self._places.tolist(), self._rules, strict=True))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 import torch
@@ -13,9 +14,9 @@ from worker.device_sampler import Sampler, make_sampler
 from worker.input_batch import InputBatch, build_input_batch
 from worker.kv_cache import KVCache
 from worker.logit_adjuster import Adjustments
-from worker.models.model import Model, SamplingModel
+from worker.models.model import Change, Model, SamplingModel
 from worker.prompt_scorer import Scoring, score
-from worker.sampler import Sampled, SamplingColumns
+from worker.sampler import NO_CHANGES, Sampled, SamplingColumns
 from worker.sequence_table import Grammars, SequenceTable, sampling_rows
 from worker.step import Limits, PromptScores, RowFlag, StepPlan, StepResult, no_ints
 
@@ -50,13 +51,13 @@ class Runner:
         scores = None
         if scoring is not None:
             hidden, to_score = self._hidden_states(batch, scoring)
-            sampled = self._adjust_and_sample(self._model.project(hidden), columns, adjustments)
+            logits = self._model.project(hidden)
+            changes = NO_CHANGES if adjustments is None else adjustments.apply(logits, self._io)
+            sampled = self._sample_logits(logits, columns, changes)
             scores = score(to_score, self._model.project, scoring, self._io)
-        elif adjustments is not None:
-            logits = self._model.forward(batch, self._kv_cache)
-            sampled = self._adjust_and_sample(logits, columns, adjustments)
         else:
-            sampled = self._sample(batch, self._kv_cache, columns)
+            change = None if adjustments is None else partial(adjustments.apply, io=self._io)
+            sampled = self._sample(batch, self._kv_cache, columns, change)
         table.commit(plan, sampled.tokens)
         # A step that samples nothing has not waited yet; its duration is the device's all the same.
         self._io.wait()
@@ -72,18 +73,11 @@ class Runner:
         hidden = self._model.hidden_states(both, self._kv_cache)
         return hidden[:num_rows], hidden[num_rows:]
 
-    def _adjust_and_sample(
-        self, logits: torch.Tensor, columns: SamplingColumns, adjustments: Adjustments | None
+    def _forward_and_sample(
+        self, batch: InputBatch, kv_cache: KVCache, columns: SamplingColumns, change: Change | None = None
     ) -> Sampled:
-        """logits [R, V] may be written into."""
-        if adjustments is None:
-            return self._sample_logits(logits, columns)
-        raw = logits.clone() if adjustments.wants_logprobs else None
-        adjustments.apply(logits, self._io)
-        return self._sample_logits(logits, columns, raw)
-
-    def _forward_and_sample(self, batch: InputBatch, kv_cache: KVCache, columns: SamplingColumns) -> Sampled:
-        return self._sample_logits(self._model.forward(batch, kv_cache), columns)
+        logits = self._model.forward(batch, kv_cache)
+        return self._sample_logits(logits, columns, NO_CHANGES if change is None else change(logits))
 
     def _copy_blocks(self, plan: StepPlan) -> Stopwatch | None:
         """Performs the plan's phases of block copies, one after the other. -> their time, None if there are none."""

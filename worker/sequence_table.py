@@ -117,11 +117,11 @@ class SequenceTable:
         if not places.size:
             return None
         with_rules = rows[places]
-        asked = self._sampling.num_logprobs[with_rules] >= 0
+        asking = places[self._sampling.num_logprobs[with_rules] >= 0]
         rules = [self._rules[row] for row in with_rules.tolist()]
         for row in rules:
             row.start()
-        return Adjustments(places, rules, wants_logprobs=bool(asked.any()))
+        return Adjustments(places, rules, asking)
 
     def scoring(self, plan: StepPlan) -> Scoring | None:
         """The prompt tokens that the plan's rows are to be scored on; None if there are none."""

@@ -122,10 +122,16 @@ class NativeDecoder:
     def vocab_size(self) -> int:
         return self._parts.lm_head.out_features
 
-    def forward(self, batch: StepBatch, caches: PagedCaches) -> torch.Tensor:
+    def forward(self, batch: StepBatch, caches: PagedCaches, *, out: torch.Tensor | None = None) -> torch.Tensor:
         """Computes the batch's tokens and writes their keys and values -> logits [R, V] float32, in the order of
-        logits_indices. Raises ValueError naming what is out of range; nothing is written then."""
-        logits = torch.empty((batch.logits_indices.numel(), self.vocab_size))
+        logits_indices. Raises ValueError naming what is out of range; nothing is written then.
+
+        out: where to put them, if not into fresh memory; contiguous.
+        """
+        shape = (batch.logits_indices.numel(), self.vocab_size)
+        if out is not None and (out.shape != shape or out.dtype is not torch.float32 or not out.is_contiguous()):
+            raise ValueError(f"decoder_step: out must be {list(shape)} in float32, contiguous")
+        logits = torch.empty(shape) if out is None else out
         self._run(batch, caches, logits.data_ptr(), 0, False, NO_SAMPLING)
         return logits
 

@@ -6,6 +6,7 @@ from collections import Counter
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import pytest
 import torch
 
@@ -14,7 +15,7 @@ from worker.device_io import HostIO, StagedIO
 from worker.device_sampler import Sampler
 from worker.logit_adjuster import Adjustments
 from worker.row_rules import RowRules
-from worker.sampler import Sampled
+from worker.sampler import Sampled, SamplingColumns
 from worker.step import LogitRules, RowFlag
 
 WIDTH = 12
@@ -26,7 +27,9 @@ def name(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 
 
-def rules_of(prompt: list[int] | None = None, output: list[int] | None = None, **values: Any) -> RowRules:
+def rules_of(
+    prompt: list[int] | None = None, output: list[int] | None = None, width: int = WIDTH, **values: Any
+) -> RowRules:
     """Of a row with these tokens; logit_bias: a dict."""
     if "logit_bias" in values:
         bias = values.pop("logit_bias")
@@ -35,18 +38,17 @@ def rules_of(prompt: list[int] | None = None, output: list[int] | None = None, *
     for ids in ("masked_token_ids", "allowed_token_ids"):
         if ids in values:
             values[ids] = np.array(values[ids], np.int64)
-    return RowRules(LogitRules(**values), prompt or [], output or [], width=WIDTH)
+    return RowRules(LogitRules(**values), prompt or [], output or [], width=width)
 
 
 def draw(
-    name: str, logits: torch.Tensor, rules: dict[int, RowRules], parameters: Any, logprobs: bool = False
-) -> tuple[Sampled, np.ndarray]:
+    name: str, logits: torch.Tensor, rules: dict[int, RowRules], parameters: SamplingColumns
+) -> tuple[Sampled, npt.NDArray[np.int32]]:
     """As the runner does it -> what was sampled, and the flags of all rows."""
-    adjustments = Adjustments(np.array(list(rules), np.int64), list(rules.values()), wants_logprobs=logprobs)
-    raw = logits.clone() if logprobs else None
+    places = np.array(list(rules), np.int64)
+    adjustments = Adjustments(places, list(rules.values()), places[parameters.num_logprobs[places] >= 0])
     changed = logits.clone()
-    adjustments.apply(changed, IO.get(name, HostIO()))
-    sampled = SAMPLERS[name](changed, parameters, raw)
+    sampled = SAMPLERS[name](changed, parameters, adjustments.apply(changed, IO.get(name, HostIO())))
     flags = np.where(sampled.finite, RowFlag.OK, RowFlag.NON_FINITE).astype(np.int32)
     adjustments.flag(flags)
     return sampled, flags
@@ -184,8 +186,9 @@ def test_frequencies_of_all_kinds_of_rows_in_one_batch(name: str) -> None:
 def test_logprobs_are_raw_whatever_the_rules(name: str) -> None:
     logits = torch.randn((2, WIDTH), generator=torch.Generator().manual_seed(3))
     parameters = columns(2, num_logprobs=[2, 2])
-    rules = rules_of(logit_bias={4: 50.0}, bad_words=((int(logits[0].argmax()),),))
-    sampled, _ = draw(name, logits, {0: rules}, parameters, logprobs=True)
+    best = int(logits[0].argmax())
+    rules = rules_of(logit_bias={4: 50.0}, allowed_token_ids=[token for token in range(WIDTH) if token != best])
+    sampled, _ = draw(name, logits, {0: rules}, parameters)
     reference = torch.log_softmax(logits, dim=1)
     assert sampled.tokens[0] == 4
     assert sampled.logprobs == pytest.approx(reference[[0, 1], sampled.tokens.tolist()].numpy(), abs=1e-5)
@@ -213,6 +216,7 @@ def test_neighbours_with_rules_change_no_bit_of_a_row(name: str, width: int) -> 
     logits = torch.randn((4, width), generator=torch.Generator().manual_seed(6)) * 3
     parameters = columns(4, temperature=[0, 1, 0.7, 1], top_p=[1, 1, 0.9, 1], num_logprobs=[3, 2, -1, 0], seeds=9)
     ruled = rules_of(output=[1, 2, 2], frequency_penalty=1.0, logit_bias={5: 3.0})
+    masked = rules_of(allowed_token_ids=list(range(0, width, 3)), width=width)
     alone = sample(logits, parameters)
-    together, _ = draw(name, logits, {1: ruled, 3: ruled}, parameters, logprobs=True)
+    together, _ = draw(name, logits, {1: ruled, 3: masked}, parameters)
     assert [row_of(together, place) for place in (0, 2)] == [row_of(alone, place) for place in (0, 2)]

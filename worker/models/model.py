@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Protocol, runtime_checkable
 
 import torch
 
 from worker.input_batch import InputBatch
 from worker.kv_cache import KVCache
-from worker.sampler import Sampled, SamplingColumns
+from worker.sampler import NO_CHANGES, Changes, Sampled, SamplingColumns
+
+Change = Callable[[torch.Tensor], Changes]
+"""Changes logits [R, V] float32 in place, and says of them what a sampler must know."""
 
 
 class Model(Protocol):
@@ -32,10 +36,13 @@ class Model(Protocol):
 class SamplingModel(Protocol):
     """A model that also samples, which may spare it the logits."""
 
-    def sample(self, batch: InputBatch, kv_cache: KVCache, columns: SamplingColumns) -> Sampled:
-        """`forward`, and a token for each of the R rows as `worker.sampler` defines it."""
+    def sample(
+        self, batch: InputBatch, kv_cache: KVCache, columns: SamplingColumns, change: Change | None = None
+    ) -> Sampled:
+        """`forward`, and a token for each of the R rows as `worker.sampler` defines it. change: is given the logits
+        [R, V] in between, to write into."""
         ...
 
-    def sample_logits(self, logits: torch.Tensor, columns: SamplingColumns, raw: torch.Tensor | None = None) -> Sampled:
-        """The tokens that `sample` draws from logits [R, V]. raw: what logprobs are of, if something else."""
+    def sample_logits(self, logits: torch.Tensor, columns: SamplingColumns, changes: Changes = NO_CHANGES) -> Sampled:
+        """The tokens that `sample` draws from logits [R, V], which may be written into."""
         ...
