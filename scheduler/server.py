@@ -19,7 +19,7 @@ from grpc_reflection.v1alpha import reflection
 
 from octavo.serving.v1 import admin_pb2, admin_pb2_grpc, generation_pb2, generation_pb2_grpc
 from scheduler import wire
-from scheduler.assembly import model_info, open_core, read_stats
+from scheduler.assembly import model_info, open_core, read_figures, read_stats
 from scheduler.channel import SERVER_OPTIONS
 from scheduler.config import SchedulerConfig
 from scheduler.engine import Engine, EngineConfig
@@ -31,6 +31,8 @@ from scheduler.frontend.tokenizer import Tokenizer
 from scheduler.health_service import HealthReporter, StartingUp
 from scheduler.inspector import Inspector
 from scheduler.listen import ListenError, check_free, listen_address
+from scheduler.metrics.collector import FiguresCollector
+from scheduler.metrics.exposition import on_loop, serve_metrics
 from scheduler.worker_client import WorkerClient, WorkerUnavailableError
 
 _WORKER_WAIT_S, _WORKER_POLL_S = 5.0, 0.1
@@ -91,8 +93,15 @@ async def serve(config: SchedulerConfig, tokenizer: Tokenizer) -> int:
             on_session=health_reporter.set,
         )
         frontend = Frontend(
-            tokenizer=tokenizer, model=model, send=engine.send, why_unavailable=lambda: engine.why_not_connected
+            tokenizer=tokenizer,
+            model=model,
+            send=engine.send,
+            why_unavailable=lambda: engine.why_not_connected,
+            max_preparing=config.max_num_waiting,
         )
+        read = on_loop(lambda: read_figures(engine, frontend.metrics()))
+        collector = FiguresCollector(model.served_model_name, read)
+        cleanup.enter_context(serve_metrics(config.host, config.metrics_port, collector))
         _add_services(server, engine, frontend)
         starting.ready = True
         log.info("serving", model=model.served_model_name)

@@ -89,6 +89,7 @@ class GenerationServicer(generation_pb2_grpc.GenerationServiceServicer):
                 opening = self._frontend.open(to_input(request, request_id), deadline_ns=deadline_ns)
                 stream = await stack.enter_async_context(opening)
             except RequestError as error:
+                self._frontend.count_refused(status_of(error).reason)
                 log.info("request refused", reason=status_of(error).reason, error=_cut(str(error), _MAX_MESSAGE_BYTES))
                 raise
             spec = stream.specs[0]
