@@ -102,6 +102,13 @@ class DrainingError(RequestError):
         super().__init__("the server is shutting down and takes no new requests")
 
 
+class ShutdownError(RequestError):
+    """The server stops before the request is done."""
+
+    def __init__(self) -> None:
+        super().__init__("the server stopped before the request was done; it may be sent to another one")
+
+
 class BusyError(RequestError):
     """Too many requests are being tokenised."""
 
@@ -168,6 +175,7 @@ _TABLE: Final[dict[str | EndReason, Status]] = {
     DuplicateSequenceError.__name__: Status(grpc.StatusCode.ALREADY_EXISTS, "REQUEST_ID_IN_USE"),
     QueueFullError.__name__: Status(grpc.StatusCode.RESOURCE_EXHAUSTED, "QUEUE_FULL", 1.0),
     BusyError.__name__: Status(grpc.StatusCode.RESOURCE_EXHAUSTED, "QUEUE_FULL", 1.0),
+    ShutdownError.__name__: Status(grpc.StatusCode.UNAVAILABLE, "SHUTDOWN", 1.0),
     DrainingError.__name__: Status(grpc.StatusCode.UNAVAILABLE, "DRAINING", 1.0),
     EndReason.ABORT: Status(grpc.StatusCode.CANCELLED, "ABORTED"),
     EndReason.DEADLINE: Status(grpc.StatusCode.DEADLINE_EXCEEDED, "DEADLINE"),

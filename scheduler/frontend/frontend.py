@@ -31,6 +31,7 @@ from scheduler.frontend.errors import (
     DrainingError,
     DuplicateRequestError,
     RejectedError,
+    ShutdownError,
     UnknownModelError,
     status_of,
 )
@@ -112,6 +113,18 @@ class Frontend:
     def drain(self) -> None:
         """Refuses new requests from now on; the live ones go on."""
         self._draining = True
+
+    def shut_down(self) -> list[str]:
+        """Ends all requests that are not over, as those of a server that stops. Returns the ids of all that are lost:
+        those, and others whose output has not been taken."""
+        self._draining = True
+        error = ShutdownError()
+        for stream in self._open:
+            if not stream.is_over:
+                stream.push_error(error)
+                self._cancel(stream)
+        preparing = [id_ for id_, stream in self._requests.items() if stream is None]
+        return sorted(stream.request_id for stream in self._open) + preparing
 
     @asynccontextmanager
     async def open(self, request: GenerateInput, *, deadline_ns: int | None = None) -> AsyncIterator[Stream]:

@@ -83,11 +83,11 @@ class SequenceOutput:
         if asked is not None:
             self._logprobs.append(TokenLogprob(token_id=token_id, logprob=logprob, top=top[:asked]))
 
-    def take(self) -> Delta:
-        """All that has come since the last one."""
-        token_ids, self._token_ids = self._token_ids, []
-        logprobs, self._logprobs = self._logprobs, []
-        end = self.end
+    def take(self, max_tokens: int) -> Delta:
+        """What has come since the last one, the oldest max_tokens of it; the end comes with the last of them."""
+        token_ids, self._token_ids = self._token_ids[:max_tokens], self._token_ids[max_tokens:]
+        logprobs, self._logprobs = self._logprobs[:max_tokens], self._logprobs[max_tokens:]
+        end = None if self._token_ids else self.end
         # The id that ended the sequence is among the ids, not in the text.
         stopped = end is not None and end.stop_token_id is not None
         text = self._detokenizer.feed(token_ids[:-1] if stopped else token_ids)

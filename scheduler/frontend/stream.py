@@ -1,7 +1,7 @@
 """The output of one request, of all its sequences, on its way to its caller.
 
-The engine's side pushes tokens, at most one per sequence and step, and wakes the reader once; the reader takes all that
-has come since its last turn as one piece, so a slow one gets fewer and bigger pieces. Both sides run on one event loop.
+The engine's side pushes tokens, at most one per sequence and step, and wakes the reader once; the reader takes what has
+come since its last turn as one piece, so a slow one gets fewer and bigger pieces. Both sides run on one event loop.
 """
 
 from __future__ import annotations
@@ -19,6 +19,9 @@ from scheduler.frontend.sequence_output import Delta, SequenceOutput
 from scheduler.metrics.request_metrics import RequestMetrics
 
 _GOOD_ENDS: Final = (EndReason.STOP, EndReason.LENGTH)
+# What waits for a slow reader comes in pieces that gRPC's clients take, 4 MiB by default: a token with twenty log
+# probabilities has about 300 bytes.
+_MAX_PIECE_TOKENS: Final = 2048
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,6 +73,7 @@ class Stream:
         )
         self._num_open = len(specs)
         self._metrics = metrics
+        self._max_delta = max(1, _MAX_PIECE_TOKENS // len(specs))
         self._error: RequestError | None = None
         self._exhausted = False
         self._waiter: asyncio.Future[None] | None = None
@@ -145,8 +149,8 @@ class Stream:
 
     async def __anext__(self) -> Piece:
         while not self._exhausted:
-            if deltas := tuple(output.take() for output in self._outputs if output.has_news):
-                self._exhausted = not self._num_open
+            if deltas := tuple(output.take(self._max_delta) for output in self._outputs if output.has_news):
+                self._exhausted = not self._num_open and not any(output.has_news for output in self._outputs)
                 return Piece(deltas=deltas, usage=self._usage() if self._exhausted else None)
             if self._error is not None:
                 self._exhausted = True
