@@ -40,6 +40,7 @@ from scheduler.frontend.prompts import EncodedPrompt, encode_prompt, prompt_size
 from scheduler.frontend.request import GenerateInput, Prompt
 from scheduler.frontend.stream import Stream
 from scheduler.frontend.tokenizer import Tokenizer
+from scheduler.frontend.turns import Turns
 from scheduler.frontend.validation import ValidatedRequest, validate
 from scheduler.messages import Add, Cancel, StepUpdate
 from scheduler.metrics.request_metrics import RequestMetrics
@@ -86,6 +87,7 @@ class Frontend:
         self._draining = False
         self._num_open = 0
         self._metrics = RequestMetrics()
+        self._turns = Turns()
         # Those whose callers have not left them, also after their end: they may hold unread output.
         self._open: set[Stream] = set()
 
@@ -222,6 +224,7 @@ class Frontend:
             make_detokenizer=partial(self.tokenizer.detokenizer, skip_special_tokens=validated.skip_special_tokens),
             arrival_ns=arrival_ns,
             metrics=self._metrics,
+            turns=self._turns,
         )
 
     async def encode(self, prompt: Prompt | None) -> EncodedPrompt:

@@ -1,7 +1,8 @@
 """The output of one request, of all its sequences, on its way to its caller.
 
-The engine's side pushes tokens, at most one per sequence and step, and wakes the reader once; the reader takes what has
-come since its last turn as one piece, so a slow one gets fewer and bigger pieces. Both sides run on one event loop.
+The engine's side pushes tokens, at most one per sequence and step, and asks for the reader's turn once; the reader takes
+what has come since its last turn as one piece, so a slow one gets fewer and bigger pieces. Both sides run on one event
+loop.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from scheduler.core.sequence import SequenceSpec
 from scheduler.frontend.detokenizer import Detokenizer
 from scheduler.frontend.errors import RequestError, SequenceEndedError
 from scheduler.frontend.sequence_output import Delta, SequenceOutput
+from scheduler.frontend.turns import Turns
 from scheduler.metrics.request_metrics import RequestMetrics
 
 _GOOD_ENDS: Final = (EndReason.STOP, EndReason.LENGTH)
@@ -51,7 +53,7 @@ class Stream:
 
     prompt_field: the request's field that the prompt came in. specs: the request's sequences by their index;
     make_detokenizer is called once for each. arrival_ns: when the request came, on the engine's clock. metrics: where
-    the request is counted.
+    the request is counted. turns: says when the reader may take a piece.
     """
 
     def __init__(
@@ -63,6 +65,7 @@ class Stream:
         make_detokenizer: Callable[[], Detokenizer],
         arrival_ns: int,
         metrics: RequestMetrics,
+        turns: Turns,
     ) -> None:
         self.request_id = request_id
         self.prompt_field = prompt_field
@@ -73,6 +76,7 @@ class Stream:
         )
         self._num_open = len(specs)
         self._metrics = metrics
+        self._turns = turns
         self._max_delta = max(1, _MAX_PIECE_TOKENS // len(specs))
         self._error: RequestError | None = None
         self._exhausted = False
@@ -149,14 +153,16 @@ class Stream:
 
     async def __anext__(self) -> Piece:
         while not self._exhausted:
+            self._waiter = waiter = asyncio.get_running_loop().create_future()
+            if self._error is not None or any(output.has_news for output in self._outputs):
+                self._wake()
+            await waiter
             if deltas := tuple(output.take(self._max_delta) for output in self._outputs if output.has_news):
                 self._exhausted = not self._num_open and not any(output.has_news for output in self._outputs)
                 return Piece(deltas=deltas, usage=self._usage() if self._exhausted else None)
             if self._error is not None:
                 self._exhausted = True
                 raise self._error
-            self._waiter = asyncio.get_running_loop().create_future()
-            await self._waiter
         raise StopAsyncIteration
 
     def _count_times(self) -> None:
@@ -178,8 +184,9 @@ class Stream:
         )
 
     def _wake(self) -> None:
-        if self._waiter is not None and not self._waiter.done():
-            self._waiter.set_result(None)
+        if self._waiter is not None:
+            self._turns.ask(self._waiter)
+            self._waiter = None
 
 
 def _seconds(begin_ns: int | None, end_ns: int | None) -> float:
