@@ -120,11 +120,13 @@ def _sentencepiece_bpe(metadata: dict[str, MetadataValue], tokens: list[str]) ->
             byte_fallback=True,
         )
     )
-    steps: list[normalizers.Normalizer] = [normalizers.Replace(" ", METASPACE)]
+    encoding: list[normalizers.Normalizer] = [normalizers.Replace(" ", METASPACE)]
+    decoding: list[decoders.Decoder] = [decoders.Replace(METASPACE, " "), decoders.ByteFallback(), decoders.Fuse()]
     if metadata.get("tokenizer.ggml.add_space_prefix", True):
-        steps.insert(0, normalizers.Prepend(METASPACE))
-    backend.normalizer = normalizers.Sequence(steps)
-    backend.decoder = decoders.Sequence([decoders.Replace(METASPACE, " "), decoders.ByteFallback(), decoders.Fuse()])
+        encoding.insert(0, normalizers.Prepend(METASPACE))
+        decoding.append(decoders.Strip(" ", 1, 0))
+    backend.normalizer = normalizers.Sequence(encoding)
+    backend.decoder = decoders.Sequence(decoding)
     return backend
 
 
