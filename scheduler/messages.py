@@ -1,7 +1,7 @@
 """The narrow interface between front ends and the engine.
 
-Down go `Add`, `Cancel` and `Finish`, up comes one `StepUpdate` per step: plain, frozen, picklable values, so that a front end can
-be a thread, a task or another process. Times are nanoseconds on the engine's monotonic clock.
+Down go `Add`, `Cancel` and `Finish`, up comes one `StepUpdate` per step: plain, frozen, picklable values, so that a
+front end can be a thread, a task or another process. Times are nanoseconds on the engine's monotonic clock.
 """
 
 from __future__ import annotations

@@ -17,7 +17,14 @@ import structlog
 from grpc_health.v1 import health
 from grpc_reflection.v1alpha import reflection
 
-from octavo.serving.v1 import admin_pb2, admin_pb2_grpc, generation_pb2, generation_pb2_grpc
+from octavo.serving.v1 import (
+    admin_pb2,
+    admin_pb2_grpc,
+    generation_pb2,
+    generation_pb2_grpc,
+    tokenizer_pb2,
+    tokenizer_pb2_grpc,
+)
 from scheduler import wire
 from scheduler.assembly import model_info, open_core, read_stats
 from scheduler.channel import SERVER_OPTIONS
@@ -26,8 +33,10 @@ from scheduler.engine import Engine, EngineConfig
 from scheduler.frontend.admin.service import AdminServicer
 from scheduler.frontend.frontend import Frontend
 from scheduler.frontend.malformed import MalformedRequestInterceptor
+from scheduler.frontend.parsing.choice import ParserDefaults
 from scheduler.frontend.service import GenerationServicer
 from scheduler.frontend.tokenizer import Tokenizer
+from scheduler.frontend.tokenizer_service import TokenizerServicer
 from scheduler.health_service import HealthReporter, StartingUp
 from scheduler.inspector import Inspector
 from scheduler.listen import ListenError, check_free, listen_address
@@ -38,7 +47,11 @@ _LAST_DELTAS_S = 5.0
 _DRAIN_POLL_S = 0.02
 _SERVICES = tuple(
     module.DESCRIPTOR.services_by_name[name].full_name
-    for module, name in ((generation_pb2, "GenerationService"), (admin_pb2, "AdminService"))
+    for module, name in (
+        (generation_pb2, "GenerationService"),
+        (tokenizer_pb2, "TokenizerService"),
+        (admin_pb2, "AdminService"),
+    )
 )
 _T = TypeVar("_T")
 
@@ -91,7 +104,11 @@ async def serve(config: SchedulerConfig, tokenizer: Tokenizer) -> int:
             on_session=health_reporter.set,
         )
         frontend = Frontend(
-            tokenizer=tokenizer, model=model, send=engine.send, why_unavailable=lambda: engine.why_not_connected
+            tokenizer=tokenizer,
+            model=model,
+            send=engine.send,
+            why_unavailable=lambda: engine.why_not_connected,
+            parsers=ParserDefaults(tool_call=config.tool_call_parser, reasoning=config.reasoning_parser),
         )
         _add_services(server, engine, frontend)
         starting.ready = True
@@ -108,6 +125,7 @@ async def serve(config: SchedulerConfig, tokenizer: Tokenizer) -> int:
 
 def _add_services(server: grpc.aio.Server, engine: Engine, frontend: Frontend) -> None:
     generation_pb2_grpc.add_GenerationServiceServicer_to_server(GenerationServicer(frontend), server)
+    tokenizer_pb2_grpc.add_TokenizerServiceServicer_to_server(TokenizerServicer(frontend), server)
     inspector = Inspector(engine.core, frontend.requests, connected=lambda: engine.connected)
     admin = AdminServicer(lambda: read_stats(engine), inspector, frontend, engine.steps)
     admin_pb2_grpc.add_AdminServiceServicer_to_server(admin, server)

@@ -67,8 +67,8 @@ class Detokenizer:
 class SlowDetokenizer(Detokenizer):
     """Knows what the common case does not need; looks at every id by itself.
 
-    begins: bytes per id of a token that begins a text, or None where the place does not matter. leading_spaces: how many
-    are dropped at the start of the text. spaced: ids that get a space between each other.
+    begins: bytes per id of a token that begins a text, or None where the place does not matter. leading_spaces: how
+    many are dropped at the start of the text. spaced: ids that get a space between each other.
     """
 
     def __init__(

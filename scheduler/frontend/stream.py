@@ -7,13 +7,10 @@ has come since its last turn as one piece, so a slow one gets fewer and bigger p
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
 from scheduler.core.result import End, EndReason
-from scheduler.core.sequence import SequenceSpec
-from scheduler.frontend.detokenizer import Detokenizer
 from scheduler.frontend.errors import RequestError, SequenceEndedError
 from scheduler.frontend.sequence_output import Delta, SequenceOutput
 
@@ -34,10 +31,12 @@ class Usage:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Piece:
-    """What is new of a request. deltas: of each sequence that has news, by index. usage: in the last piece only."""
+    """What is new of a request. deltas: of each sequence that has news, by index. usage: in the last piece only.
+    echoed_ids: the prompt's, in the first piece of a request that asks for them."""
 
     deltas: tuple[Delta, ...]
     usage: Usage | None = None
+    echoed_ids: tuple[int, ...] = ()
 
 
 class Stream:
@@ -45,8 +44,8 @@ class Stream:
 
     Raises RequestError where a sequence ended badly, after the tokens that all had until then.
 
-    prompt_field: the request's field that the prompt came in. specs: the request's sequences by their index;
-    make_detokenizer is called once for each. arrival_ns: when the request came, on the engine's clock.
+    prompt_field: the request's field that the prompt came in. outputs: of the request's sequences by their index.
+    arrival_ns: when the request came, on the engine's clock. echo: give the prompt's ids in the first piece.
     """
 
     def __init__(
@@ -54,18 +53,17 @@ class Stream:
         *,
         request_id: str,
         prompt_field: str,
-        specs: tuple[SequenceSpec, ...],
-        make_detokenizer: Callable[[], Detokenizer],
+        outputs: tuple[SequenceOutput, ...],
         arrival_ns: int,
+        echo: bool = False,
     ) -> None:
         self.request_id = request_id
         self.prompt_field = prompt_field
-        self.specs = specs
+        self.specs = tuple(output.spec for output in outputs)
         self.arrival_ns = arrival_ns
-        self._outputs = tuple(
-            SequenceOutput(index=index, spec=spec, detokenizer=make_detokenizer()) for index, spec in enumerate(specs)
-        )
-        self._num_open = len(specs)
+        self._outputs = outputs
+        self._echoed_ids = self.specs[0].prompt if echo else ()
+        self._num_open = len(outputs)
         self._error: RequestError | None = None
         self._exhausted = False
         self._waiter: asyncio.Future[None] | None = None
@@ -97,23 +95,29 @@ class Stream:
         if index == 0 and self._cached_tokens is None:
             self._cached_tokens = cached_tokens
 
-    def push_token(self, index: int, token_id: int, now_ns: int) -> None:
-        """Takes the next token of a sequence."""
+    def push_token(self, index: int, token_id: int, now_ns: int) -> bool:
+        """Takes the next token of a sequence. True: it completed a stop string; the sequence takes no more, and
+        `push_stop` is to be called when its logprob, too, is there."""
         if self._first_token_ns is None:
             self._first_token_ns = now_ns
         self._last_token_ns = now_ns
-        self._outputs[index].push_token(token_id)
         self._wake()
+        return self._outputs[index].push_token(token_id)
 
     def push_logprob(self, index: int, token_id: int, logprob: float, top: tuple[tuple[int, float], ...]) -> None:
         """Belongs to the token of this sequence that was pushed last; dropped if the caller did not ask."""
         self._outputs[index].push_logprob(token_id, logprob, top)
 
+    def push_stop(self, index: int) -> int:
+        """Ends a sequence with the token that completed a stop string. Returns the number of its tokens."""
+        self._num_open -= 1
+        return self._outputs[index].num_tokens
+
     def push_end(self, index: int, end: End, why: str = "") -> None:
         """Ends a sequence, and with a bad reason the request. why: what is known of a bad one's cause."""
         output = self._outputs[index]
         if end.reason in _GOOD_ENDS:
-            output.end = end
+            output.push_end(end)
             self._num_open -= 1
             self._wake()
         else:
@@ -132,7 +136,9 @@ class Stream:
         while not self._exhausted:
             if deltas := tuple(output.take() for output in self._outputs if output.has_news):
                 self._exhausted = not self._num_open
-                return Piece(deltas=deltas, usage=self._usage() if self._exhausted else None)
+                usage = self._usage() if self._exhausted else None
+                echoed_ids, self._echoed_ids = self._echoed_ids, ()
+                return Piece(deltas=deltas, usage=usage, echoed_ids=echoed_ids)
             if self._error is not None:
                 self._exhausted = True
                 raise self._error

@@ -6,7 +6,7 @@ chat template does not.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 from scheduler.frontend.chat_template import ChatTemplate
@@ -33,7 +33,9 @@ class Tokenizer:
         self._backend = parts.backend
         self._bos_prefix = _bos_prefix(parts)
         self._template = (
-            None if parts.chat_template is None else ChatTemplate(parts.chat_template, parts.special_tokens)
+            None
+            if parts.chat_template is None
+            else ChatTemplate(parts.chat_template, parts.special_tokens, parts.tool_chat_template)
         )
         self.has_text = parts.backend is not None
         self.bos_token_id = parts.bos_token_id
@@ -58,22 +60,24 @@ class Tokenizer:
     def has_chat_template(self) -> bool:
         return self._template is not None and self.has_text
 
-    def encode(self, text: str, *, rendered: bool = False) -> tuple[int, ...]:
-        """Ids of a text, with a BOS in front where the model wants one.
+    def encode(self, text: str, *, special_tokens: bool = True) -> tuple[int, ...]:
+        """Ids of a text.
 
-        rendered: the text is a conversation's; its template has written BOS itself, so none is added.
+        special_tokens: with those around it that the model wants, such as a BOS in front; a rendered conversation has
+        them already.
         """
-        if rendered:
+        if not special_tokens:
             return self._encode(text, add_special_tokens=False)
         if self._bos_prefix is None:
             return self._encode(text, add_special_tokens=True)
         return self._bos_prefix + self._encode(text, add_special_tokens=False)
 
-    def apply_chat_template(self, messages: Sequence[Mapping[str, str]], *, add_generation_prompt: bool) -> str:
-        """Text of a conversation; each message has a role and a content. Raises ChatTemplateError."""
+    @property
+    def chat_template(self) -> ChatTemplate:
+        """Raises ValueError if the model has none."""
         if self._template is None:
             raise ValueError("the model has no chat template")
-        return self._template.render(messages, add_generation_prompt=add_generation_prompt)
+        return self._template
 
     def detokenizer(
         self,
