@@ -17,7 +17,14 @@ import structlog
 from grpc_health.v1 import health
 from grpc_reflection.v1alpha import reflection
 
-from octavo.serving.v1 import admin_pb2, admin_pb2_grpc, generation_pb2, generation_pb2_grpc
+from octavo.serving.v1 import (
+    admin_pb2,
+    admin_pb2_grpc,
+    generation_pb2,
+    generation_pb2_grpc,
+    tokenizer_pb2,
+    tokenizer_pb2_grpc,
+)
 from scheduler import wire
 from scheduler.assembly import model_info, open_core, read_figures, read_stats
 from scheduler.channel import SERVER_OPTIONS
@@ -26,8 +33,10 @@ from scheduler.engine import Engine, EngineConfig
 from scheduler.frontend.admin.service import AdminServicer
 from scheduler.frontend.frontend import Frontend
 from scheduler.frontend.malformed import MalformedRequestInterceptor
+from scheduler.frontend.parsing.choice import ParserDefaults
 from scheduler.frontend.service import GenerationServicer
 from scheduler.frontend.tokenizer import Tokenizer
+from scheduler.frontend.tokenizer_service import TokenizerServicer
 from scheduler.health_service import HealthReporter, StartingUp
 from scheduler.inspector import Inspector
 from scheduler.listen import ListenError, check_free, listen_address
@@ -41,7 +50,11 @@ _LAST_STATUS_S = 1.0
 _DRAIN_POLL_S = 0.02
 _SERVICES = tuple(
     module.DESCRIPTOR.services_by_name[name].full_name
-    for module, name in ((generation_pb2, "GenerationService"), (admin_pb2, "AdminService"))
+    for module, name in (
+        (generation_pb2, "GenerationService"),
+        (tokenizer_pb2, "TokenizerService"),
+        (admin_pb2, "AdminService"),
+    )
 )
 _T = TypeVar("_T")
 
@@ -99,6 +112,7 @@ async def serve(config: SchedulerConfig, tokenizer: Tokenizer) -> int:
             send=engine.send,
             why_unavailable=lambda: engine.why_not_connected,
             max_preparing=config.max_num_waiting,
+            parsers=ParserDefaults(tool_call=config.tool_call_parser, reasoning=config.reasoning_parser),
         )
         read = on_loop(lambda: read_figures(engine, frontend.metrics()))
         collector = FiguresCollector(model.served_model_name, read)
@@ -120,6 +134,7 @@ def _add_services(server: grpc.aio.Server, engine: Engine, frontend: Frontend, *
     generation_pb2_grpc.add_GenerationServiceServicer_to_server(
         GenerationServicer(frontend, log_prompts=log_prompts), server
     )
+    tokenizer_pb2_grpc.add_TokenizerServiceServicer_to_server(TokenizerServicer(frontend), server)
     inspector = Inspector(engine.core, frontend.requests, connected=lambda: engine.connected)
     admin = AdminServicer(lambda: read_stats(engine), inspector, frontend, engine.steps)
     admin_pb2_grpc.add_AdminServiceServicer_to_server(admin, server)

@@ -42,6 +42,8 @@ SCHEDULER = (
     _flag("--scheduling-policy", "POLICY", "order of service"),
     _flag("--max-overtakes", "N", "how often others may pass a sequence that waits for blocks"),
     _flag("--preemption-mode", "MODE", "what becomes of the blocks of a preempted sequence"),
+    _flag("--tool-call-parser", "NAME", "how tool calls are found in the output"),
+    _flag("--reasoning-parser", "NAME", "how reasoning is found in the output"),
     _flag("--record", "FILE", "record the scheduler's inputs, for octavo replay"),
     _flag("--worker-grace", "SECONDS", "how long requests wait for a lost worker"),
     _flag("--drain-grace", "SECONDS", "how long running requests may take at shutdown"),
