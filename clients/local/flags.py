@@ -37,13 +37,17 @@ SCHEDULER = (
     _flag("--enable-prefix-caching", None, "reuse the blocks of equal prompt beginnings"),
     _flag("--no-enable-prefix-caching", None, "do not"),
     _flag("--max-num-waiting", "N", "sequences that wait, before more are refused"),
+    _flag("--max-num-waiting-tokens", "N", "prompt tokens that wait, before more are refused"),
     _flag("--max-plans-in-flight", "N", "plans sent before a result is back"),
     _flag("--scheduling-policy", "POLICY", "order of service"),
     _flag("--max-overtakes", "N", "how often others may pass a sequence that waits for blocks"),
     _flag("--preemption-mode", "MODE", "what becomes of the blocks of a preempted sequence"),
+    _flag("--tool-call-parser", "NAME", "how tool calls are found in the output"),
+    _flag("--reasoning-parser", "NAME", "how reasoning is found in the output"),
     _flag("--record", "FILE", "record the scheduler's inputs, for octavo replay"),
     _flag("--worker-grace", "SECONDS", "how long requests wait for a lost worker"),
     _flag("--drain-grace", "SECONDS", "how long running requests may take at shutdown"),
+    _flag("--log-prompts", None, "log the prompt of each request"),
     _flag("--served-model-name", "NAME", "name of the model in requests and answers"),
 )
 WORKER = (

@@ -54,6 +54,7 @@ class Scheduler:
         )
         self._deadlines = Deadlines()
         self._num_arrivals = 0
+        self._num_dropped = 0
 
     @property
     def blocks(self) -> BlockManager:
@@ -69,6 +70,16 @@ class Scheduler:
     def num_waiting(self) -> int:
         """Sequences that wait for admission."""
         return len(self._at.waiting)
+
+    @property
+    def num_waiting_tokens(self) -> int:
+        """Prompt tokens of those."""
+        return self._at.waiting.num_prompt_tokens
+
+    @property
+    def num_tokens_in_flight(self) -> int:
+        """Token positions in plans sent whose result is not back."""
+        return sum(plan.num_tokens for plan in self._at.in_flight)
 
     @property
     def num_running(self) -> int:
@@ -102,7 +113,7 @@ class Scheduler:
         Raises InvalidSequenceError, DuplicateSequenceError, NeverFitsError or QueueFullError, and then nothing has
         changed.
         """
-        check_group(specs, self.config, self._at.blocks.pool.num_blocks, len(self._at.waiting), self._at.live)
+        check_group(specs, self.config, self._at.blocks.pool.num_blocks, self._at.waiting, self._at.live)
         members = []
         for spec in specs:
             priority = spec.priority if self.config.policy == "priority" else 0
@@ -120,10 +131,20 @@ class Scheduler:
             for sequence in list(members):
                 sequence.group = group
 
-    def finish(self, sequence_id: int, reason: EndReason) -> End | None:
-        """Ends a sequence from outside; its blocks serve others from the next plan on. None if it is not live."""
+    def finish(self, sequence_id: int, reason: EndReason, num_output_tokens: int | None = None) -> End | None:
+        """Ends a sequence from outside; its blocks serve others from the next plan on. None if it is not live.
+
+        num_output_tokens: the output tokens that are kept, where a stop string ended it; tokens that were sampled since
+        count as wasted. None keeps all.
+        """
         sequence = self._at.live.get(sequence_id)
-        return None if sequence is None else self._at.end(sequence, reason)
+        if sequence is None:
+            return None
+        if num_output_tokens is None:
+            return self._at.end(sequence, reason)
+        self._num_dropped += max(0, sequence.num_output - num_output_tokens)
+        end = self._at.end(sequence, reason)
+        return end._replace(num_output_tokens=num_output_tokens, stop_token_id=None)
 
     def finish_all(self, reason: EndReason) -> tuple[End, ...]:
         """Ends every live sequence: running ones, then swapped, then waiting ones, each in order of service."""
@@ -172,6 +193,7 @@ class Scheduler:
         check_result(result, plan)
         assert plan is not None, "checked"
         settlement = Settlement(result, plan, self.counters)
+        before = self.counters.kept_tokens, self.counters.generated_tokens
         if any(result.flags):
             recovery.settle_flagged(self._at, plan, result, settlement)
         else:
@@ -182,6 +204,7 @@ class Scheduler:
             sequence = planned.sequence
             if sequence.queue is Queue.RUNNING and sequence.decoding is None:
                 self._at.blocks.index(sequence, sequence.num_computed)
+        self._waste_dropped(*before)
         ends = tuple(self._at.end(sequence, reason) for sequence, reason in settlement.ending)
         if self._at.suspects:
             suspects.clear(self._at)
@@ -195,6 +218,17 @@ class Scheduler:
         """
         self.epoch += 1
         return recovery.requeue_all(self._at, num_blocks, num_host_blocks)
+
+    def _waste_dropped(self, kept_before: int, generated_before: int) -> None:
+        """Counts tokens that were kept and then dropped by `finish` as wasted, as soon as no counter shrinks by it."""
+        if self._num_dropped:
+            counters = self.counters
+            grown = min(counters.kept_tokens - kept_before, counters.generated_tokens - generated_before)
+            moved = min(self._num_dropped, grown)
+            self._num_dropped -= moved
+            counters.kept_tokens -= moved
+            counters.generated_tokens -= moved
+            counters.wasted_tokens += moved
 
     # -- the steps of schedule ---------------------------------------------------------------------------------------
 

@@ -19,13 +19,8 @@ _MAX_BAD_WORDS: Final = 256
 _MAX_BAD_WORD_TOKENS: Final = 64
 _MAX_BAD_WORD_BYTES: Final = 1024  # of which a tokenizer is not asked for tokens at all
 _MAX_BIAS: Final = 100
-# Fields that no code reads yet, with the value at which they change nothing.
-_NOT_SUPPORTED: Final[dict[str, Any]] = {
-    "stop": (),
-    "include_stop_in_output": False,
-    "spaces_between_special_tokens": True,
-    "echo": False,
-}
+_MAX_STOPS: Final = 16
+_MAX_STOP_CHARACTERS: Final = 256
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,7 +31,9 @@ class BadWords:
     violations: tuple[Violation, ...] = ()
 
 
-def check_sampling(sampling: SamplingInput, model: ModelInfo, defaults: SamplingDefaults) -> Iterator[Violation]:
+def check_sampling(
+    sampling: SamplingInput, model: ModelInfo, defaults: SamplingDefaults, *, has_text: bool
+) -> Iterator[Violation]:
     """What is wrong with the parameters, but for what needs the prompt or the tokenizer."""
     yield from _check_ranges(sampling)
     yield from _check_ids(sampling, model)
@@ -44,10 +41,7 @@ def check_sampling(sampling: SamplingInput, model: ModelInfo, defaults: Sampling
     if sampling.min_tokens and sampling.max_tokens and sampling.min_tokens > sampling.max_tokens:
         limit = f"must be at most {sampling.max_tokens} (sampling_params.max_tokens)"
         yield sampling_violation("min_tokens", f"is {sampling.min_tokens}, {limit}")
-    for name, neutral in _NOT_SUPPORTED.items():
-        value = getattr(sampling, name)
-        if value is not None and value != neutral:
-            yield sampling_violation(name, f"is {_as_json(value)}, is not supported yet: leave it out")
+    yield from _check_text(sampling, has_text=has_text)
 
 
 def resolve(
@@ -147,6 +141,21 @@ def _check_ids(sampling: SamplingInput, model: ModelInfo) -> Iterator[Violation]
     if foreign := [token_id for token_id in sampling.logit_bias if token_id >= model.logits_width]:
         limit = f"must be below {model.logits_width} (the width of the logits)"
         yield sampling_violation("logit_bias", f"has the token {foreign[0]}, {limit}")
+
+
+def _check_text(sampling: SamplingInput, *, has_text: bool) -> Iterator[Violation]:
+    """What concerns the text of the output, which a model without a tokenizer does not give."""
+    if len(sampling.stop) > _MAX_STOPS:
+        yield sampling_violation("stop", f"has {len(sampling.stop)} strings, must have at most {_MAX_STOPS}")
+    for index, string in enumerate(sampling.stop[:_MAX_STOPS]):
+        if not 1 <= len(string) <= _MAX_STOP_CHARACTERS:
+            limit = f"must have 1 to {_MAX_STOP_CHARACTERS}"
+            yield sampling_violation(f"stop[{index}]", f"has {len(string)} characters, {limit}")
+    if not has_text:
+        for name, value in (("stop", sampling.stop), ("echo", sampling.echo)):
+            if value:
+                why = "but the model has no tokenizer and gives no text"
+                yield sampling_violation(name, f"is {_as_json(value)}, {why}")
 
 
 def _check_parallel(sampling: SamplingInput, defaults: SamplingDefaults) -> Iterator[Violation]:

@@ -12,6 +12,7 @@ from typing import Final
 from scheduler.core.sequence import Sampling
 from scheduler.frontend.errors import InvalidRequestError, Violation
 from scheduler.frontend.model_info import ModelInfo
+from scheduler.frontend.parsing.choice import check_parsers
 from scheduler.frontend.prompts import EncodedPrompt
 from scheduler.frontend.request import GenerateInput
 from scheduler.frontend.sampling_defaults import SamplingDefaults
@@ -42,6 +43,11 @@ class ValidatedRequest:
     priority: int
     cache_salt: str
     skip_special_tokens: bool
+    spaces_between_special_tokens: bool
+    echo: bool
+    stop: tuple[str, ...]
+    include_stop_in_output: bool
+    min_tokens: int
 
 
 def validate(
@@ -51,20 +57,22 @@ def validate(
     model: ModelInfo,
     eos_token_ids: tuple[int, ...],
     defaults: SamplingDefaults,
+    has_text: bool = True,
     encode: Callable[[str], Sequence[int]] | None = None,
     grammar: CheckedGrammar = NO_GRAMMAR,
 ) -> ValidatedRequest:
     """Raises InvalidRequestError with all violations. The model's name is not looked at.
 
-    encode: the token ids of a text without any that are special; None if the model has no tokenizer.
+    has_text: whether the model has a tokenizer. encode: with it, the token ids of a text without any that are special.
     grammar: of the structured output that is asked for.
     """
     bad_words = encode_bad_words(request.sampling.bad_words, encode, model)
     violations = (
         *_check_fields(request),
-        *check_sampling(request.sampling, model, defaults),
+        *check_sampling(request.sampling, model, defaults, has_text=has_text),
         *bad_words.violations,
         *grammar.violations,
+        *check_parsers(request),
         *check_prompt(prompt, request.sampling.max_tokens, model),
     )
     if violations:
@@ -92,6 +100,11 @@ def validate(
         priority=request.priority,
         cache_salt=request.cache_salt,
         skip_special_tokens=sampling.skip_special_tokens is not False,
+        spaces_between_special_tokens=sampling.spaces_between_special_tokens is True,
+        echo=sampling.echo is True,
+        stop=sampling.stop,
+        include_stop_in_output=sampling.include_stop_in_output is True,
+        min_tokens=sampling.min_tokens or 0,
     )
 
 
@@ -127,6 +140,11 @@ def check_prompt(prompt: EncodedPrompt, max_tokens: int | None, model: ModelInfo
             f"is {max_tokens}, with a prompt of {length} tokens that makes {length + max_tokens}, must be at most "
             f"{model.max_model_len} (max_model_len)",
         )
-    foreign = next((index for index, token_id in enumerate(prompt.token_ids) if token_id >= model.logits_width), None)
+    yield from check_token_ids(prompt.field, prompt.token_ids, model)
+
+
+def check_token_ids(field: str, token_ids: Sequence[int], model: ModelInfo) -> Iterator[Violation]:
+    """The first id that the model does not have."""
+    foreign = next((index for index, token_id in enumerate(token_ids) if token_id >= model.logits_width), None)
     if foreign is not None:
-        yield Violation(field=prompt.field, description=foreign_id(prompt.token_ids[foreign], foreign, model))
+        yield Violation(field=field, description=foreign_id(token_ids[foreign], foreign, model))

@@ -30,8 +30,9 @@ class GenerationServiceStub:
 
     Errors carry google.rpc details: BadRequest names each bad field with its value and limit, ErrorInfo gives a stable
     reason, RetryInfo says when to try again. Codes: INVALID_ARGUMENT (a bad request), NOT_FOUND (another model was asked
-    for), ALREADY_EXISTS (the request id is live), RESOURCE_EXHAUSTED (the queue is full), DEADLINE_EXCEEDED,
-    UNAVAILABLE (no worker came back within the grace, or the server drains), INTERNAL (the model gave non-finite logits).
+    for), ALREADY_EXISTS (the request id is live), RESOURCE_EXHAUSTED (the queue is full, or a grammar takes too long),
+    DEADLINE_EXCEEDED, UNAVAILABLE (no worker came back within the grace, or the server drains), FAILED_PRECONDITION (masks
+    and structured output leave no token to draw), INTERNAL (the model gave non-finite logits).
     """
 
     def __init__(self, channel):
@@ -62,8 +63,9 @@ class GenerationServiceServicer:
 
     Errors carry google.rpc details: BadRequest names each bad field with its value and limit, ErrorInfo gives a stable
     reason, RetryInfo says when to try again. Codes: INVALID_ARGUMENT (a bad request), NOT_FOUND (another model was asked
-    for), ALREADY_EXISTS (the request id is live), RESOURCE_EXHAUSTED (the queue is full), DEADLINE_EXCEEDED,
-    UNAVAILABLE (no worker came back within the grace, or the server drains), INTERNAL (the model gave non-finite logits).
+    for), ALREADY_EXISTS (the request id is live), RESOURCE_EXHAUSTED (the queue is full, or a grammar takes too long),
+    DEADLINE_EXCEEDED, UNAVAILABLE (no worker came back within the grace, or the server drains), FAILED_PRECONDITION (masks
+    and structured output leave no token to draw), INTERNAL (the model gave non-finite logits).
     """
 
     def Generate(self, request, context):
@@ -121,8 +123,9 @@ class GenerationService:
 
     Errors carry google.rpc details: BadRequest names each bad field with its value and limit, ErrorInfo gives a stable
     reason, RetryInfo says when to try again. Codes: INVALID_ARGUMENT (a bad request), NOT_FOUND (another model was asked
-    for), ALREADY_EXISTS (the request id is live), RESOURCE_EXHAUSTED (the queue is full), DEADLINE_EXCEEDED,
-    UNAVAILABLE (no worker came back within the grace, or the server drains), INTERNAL (the model gave non-finite logits).
+    for), ALREADY_EXISTS (the request id is live), RESOURCE_EXHAUSTED (the queue is full, or a grammar takes too long),
+    DEADLINE_EXCEEDED, UNAVAILABLE (no worker came back within the grace, or the server drains), FAILED_PRECONDITION (masks
+    and structured output leave no token to draw), INTERNAL (the model gave non-finite logits).
     """
 
     @staticmethod
