@@ -311,6 +311,7 @@ def _updates(
                 logprobs=output.logprobs,
                 top_tokens=output.top_tokens,
                 top_logprobs=output.top_logprobs,
+                scores=output.scores,
                 ends=output.ends + (tuple(ends) if last else ()),
             )
         )

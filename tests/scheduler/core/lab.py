@@ -55,6 +55,8 @@ class Lab:
         self.live: dict[int, SequenceSpec] = {}
         """Sequences that must be live, in order of arrival."""
         self.outputs: dict[int, list[int]] = {}
+        self.scored: dict[int, int] = {}
+        """Prompt tokens that have their logprobs, of sequences that asked for them."""
         self.ends: dict[int, End] = {}
         self.records: list[Record] = []
         self.undelivered: deque[StepResult] = deque()
@@ -291,6 +293,12 @@ class Lab:
             assert sequence_id in self.live, "a token after the end"
             self.outputs[sequence_id].append(token)
         assert len(set(output.sequence_ids)) == len(output.sequence_ids)
+        for scores in output.scores:
+            assert scores.sequence_id in self.live, "logprobs after the end"
+            before = self.scored.get(scores.sequence_id, 0)
+            # The toy worker's logprob of a token is its position: each comes once, and in order.
+            assert list(scores.logprobs) == list(range(before + 1, before + 1 + len(scores.logprobs)))
+            self.scored[scores.sequence_id] = before + len(scores.logprobs)
         for end in output.ends:
             if end.reason is EndReason.LENGTH:
                 assert end.num_output_tokens == self._max_tokens(self.live[end.sequence_id])
@@ -310,6 +318,11 @@ class Lab:
         max_tokens = len(output) if spec.open_ended and end.reason is EndReason.LENGTH else spec.max_tokens
         undisturbed, reason = toy_model.generate(replace(spec, max_tokens=max_tokens))
         assert end.num_output_tokens == len(output)
+        scored = self.scored.pop(end.sequence_id, 0)
+        if spec.sampling.num_prompt_logprobs is None:
+            assert scored == 0
+        elif output:
+            assert scored == len(spec.prompt) - 1
         if end.reason in (EndReason.STOP, EndReason.LENGTH):
             assert (output, end.reason) == (undisturbed, reason)
             assert end.stop_token_id == (output[-1] if reason is EndReason.STOP else None)

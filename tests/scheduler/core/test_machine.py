@@ -19,7 +19,7 @@ from hypothesis.stateful import (
 
 from scheduler.core.config import CoreConfig
 from scheduler.core.result import EndReason
-from scheduler.core.sequence import SequenceSpec
+from scheduler.core.sequence import Sampling, SequenceSpec
 from tests.scheduler.core import toy_model
 from tests.scheduler.core.lab import Lab
 
@@ -127,6 +127,8 @@ class CoreMachine(RuleBasedStateMachine):
                     priority=priority,
                     cache_salt=salt,
                     deadline_ns=None if patience_ns is None else self.now_ns + patience_ns,
+                    # Of the sequences of one request, the first has the prompt scored for all.
+                    sampling=Sampling(num_prompt_logprobs=0 if seed == 3 and not (together and copy) else None),
                 )
             )
         if together:

@@ -112,8 +112,12 @@ def test_where_eos_ids_come_from(
         ),
         ({"temperature": 0.7, "min_p": 0.1}, SamplingDefaults(temperature=0.7, min_p=0.1)),
         ({"do_sample": False, "temperature": 0.6}, SamplingDefaults(temperature=0.0)),
+        (
+            {"do_sample": False, "repetition_penalty": 1.1},
+            SamplingDefaults(temperature=0.0, repetition_penalty=1.1),
+        ),
         ({"do_sample": True, "top_k": None}, SamplingDefaults()),
-        ({"repetition_penalty": 1.05}, SamplingDefaults()),
+        ({"repetition_penalty": 1.05}, SamplingDefaults(repetition_penalty=1.05)),
     ],
 )
 def test_sampling_defaults(generation: dict[str, object], expected: SamplingDefaults, directory: Path) -> None:
