@@ -51,6 +51,7 @@ SCHEDULER = (
 WORKER = (
     _flag("--load-format", "FORMAT", "where the weights come from"),
     _flag("--dtype", "TYPE", "type of weights and KV cache"),
+    _flag("--quantization", "KIND", "how the weights of projections are kept"),
     _flag("--kv-cache-dtype", "TYPE", "type of keys and values in the KV cache"),
     _flag("--block-size", "TOKENS", "tokens per KV cache block"),
     _flag("--gpu-memory-utilization", "FRACTION", "share of the device's memory that may be used"),
