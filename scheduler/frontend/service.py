@@ -169,12 +169,14 @@ def to_input(request: generation_pb2.GenerateRequest, request_id: str) -> Genera
 
 def to_response(request_id: str, piece: Piece, token_bytes: Sequence[bytes] = ()) -> generation_pb2.GenerateResponse:
     """The message of a piece. token_bytes: by id, for the texts of the logprobs."""
-    return generation_pb2.GenerateResponse(
+    response = generation_pb2.GenerateResponse(
         request_id=request_id,
         deltas=[_sequence_delta(delta, token_bytes) for delta in piece.deltas],
         usage=None if piece.usage is None else _usage(piece.usage),
-        prompt_token_ids=piece.echoed_ids,
     )
+    if piece.echoed_ids:
+        response.prompt_token_ids.extend(piece.echoed_ids)
+    return response
 
 
 def to_rpc_status(error: RequestError, status: Status) -> status_pb2.Status:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, NamedTuple
 
 from scheduler.core.result import End, EndReason
 from scheduler.frontend.errors import RequestError, SequenceEndedError
@@ -29,8 +29,7 @@ class Usage:
     decode_seconds: float
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Piece:
+class Piece(NamedTuple):
     """What is new of a request. deltas: of each sequence that has news, by index. usage: in the last piece only.
     echoed_ids: the prompt's, in the first piece of a request that asks for them."""
 
@@ -136,9 +135,8 @@ class Stream:
         while not self._exhausted:
             if deltas := tuple(output.take() for output in self._outputs if output.has_news):
                 self._exhausted = not self._num_open
-                usage = self._usage() if self._exhausted else None
                 echoed_ids, self._echoed_ids = self._echoed_ids, ()
-                return Piece(deltas=deltas, usage=usage, echoed_ids=echoed_ids)
+                return Piece(deltas, self._usage() if self._exhausted else None, echoed_ids)
             if self._error is not None:
                 self._exhausted = True
                 raise self._error
