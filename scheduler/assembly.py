@@ -18,6 +18,8 @@ from scheduler.engine import Engine
 from scheduler.frontend import stats
 from scheduler.frontend.model_info import ModelInfo
 from scheduler.frontend.tokenizer import Tokenizer
+from scheduler.metrics.collector import Figures, GroupFigures
+from scheduler.metrics.request_metrics import RequestMetrics
 from scheduler.recording.recorded_scheduler import RecordedScheduler
 from scheduler.recording.writer import RecordingWriter
 
@@ -42,6 +44,7 @@ def core_config(config: SchedulerConfig, capacity: wire.WorkerCapacity) -> CoreC
         max_plans_in_flight=config.max_plans_in_flight,
         enable_prefix_caching=config.enable_prefix_caching,
         max_num_waiting=config.max_num_waiting,
+        max_num_waiting_tokens=config.max_num_waiting_tokens,
         watermark=int(capacity.num_blocks * _WATERMARK_FRACTION),
     )
 
@@ -112,3 +115,13 @@ def read_stats(engine: Engine) -> stats.Stats:
             restarts=max(engine.num_sessions - 1, 0),
         ),
     )
+
+
+def read_figures(engine: Engine, requests: RequestMetrics) -> Figures:
+    """The figures of a scrape as of now."""
+    group = GroupFigures(
+        stats=read_stats(engine),
+        waiting_tokens=engine.core.num_waiting_tokens,
+        in_flight_tokens=engine.core.num_tokens_in_flight,
+    )
+    return Figures(groups=(group,), requests=requests)

@@ -45,12 +45,14 @@ def parser() -> argparse.ArgumentParser:
     )
     flag("--host", "address to listen on", metavar="ADDRESS")
     flag("--port", "TCP port of the public API; 0 picks a free one", type=int, metavar="PORT")
+    flag("--metrics-port", "TCP port of Prometheus metrics over HTTP; 0 picks a free one", type=int, metavar="PORT")
     flag("--worker", "address of the worker", metavar="HOST:PORT")
     flag("--max-model-len", "tokens of prompt plus output at most; none: what the model allows", type=int, metavar="N")
     flag("--max-num-seqs", "sequences that run at once", type=int, metavar="N")
     flag("--max-num-batched-tokens", "tokens computed per step, the token budget", type=int, metavar="N")
     flag("--max-plans-in-flight", "plans sent ahead of their results: 1 or 2", type=int, metavar="N")
     flag("--max-num-waiting", "sequences that wait, before more are refused", type=int, metavar="N")
+    flag("--max-num-waiting-tokens", "prompt tokens that wait, before more are refused", type=int, metavar="N")
     flag(
         "--scheduling-policy",
         "priority serves lower priorities first and preempts for them; fcfs looks at arrival alone",
@@ -83,6 +85,11 @@ def parser() -> argparse.ArgumentParser:
     flag("--record", "file to record the core's inputs to, for `octavo replay`; must not exist yet", metavar="FILE")
     flag("--log-level", "least level logged", choices=LOG_LEVELS)
     flag("--log-format", "auto is console on a terminal, else json", choices=LOG_FORMATS)
+    flag(
+        "--log-prompts",
+        "log the prompt of each request, which is left out otherwise",
+        action="store_true",
+    )
     return parser
 
 

@@ -26,7 +26,7 @@ from octavo.serving.v1 import (
     tokenizer_pb2_grpc,
 )
 from scheduler import wire
-from scheduler.assembly import model_info, open_core, read_stats
+from scheduler.assembly import model_info, open_core, read_figures, read_stats
 from scheduler.channel import SERVER_OPTIONS
 from scheduler.config import SchedulerConfig
 from scheduler.engine import Engine, EngineConfig
@@ -40,10 +40,13 @@ from scheduler.frontend.tokenizer_service import TokenizerServicer
 from scheduler.health_service import HealthReporter, StartingUp
 from scheduler.inspector import Inspector
 from scheduler.listen import ListenError, check_free, listen_address
+from scheduler.metrics.collector import FiguresCollector
+from scheduler.metrics.exposition import on_loop, serve_metrics
 from scheduler.worker_client import WorkerClient, WorkerUnavailableError
 
 _WORKER_WAIT_S, _WORKER_POLL_S = 5.0, 0.1
 _LAST_DELTAS_S = 5.0
+_LAST_STATUS_S = 1.0
 _DRAIN_POLL_S = 0.02
 _SERVICES = tuple(
     module.DESCRIPTOR.services_by_name[name].full_name
@@ -108,9 +111,13 @@ async def serve(config: SchedulerConfig, tokenizer: Tokenizer) -> int:
             model=model,
             send=engine.send,
             why_unavailable=lambda: engine.why_not_connected,
+            max_preparing=config.max_num_waiting,
             parsers=ParserDefaults(tool_call=config.tool_call_parser, reasoning=config.reasoning_parser),
         )
-        _add_services(server, engine, frontend)
+        read = on_loop(lambda: read_figures(engine, frontend.metrics()))
+        collector = FiguresCollector(model.served_model_name, read)
+        cleanup.enter_context(serve_metrics(config.host, config.metrics_port, collector))
+        _add_services(server, engine, frontend, log_prompts=config.log_prompts)
         starting.ready = True
         log.info("serving", model=model.served_model_name)
         running = asyncio.create_task(engine.run(frontend.deliver))
@@ -123,8 +130,10 @@ async def serve(config: SchedulerConfig, tokenizer: Tokenizer) -> int:
         cleanup.close()
 
 
-def _add_services(server: grpc.aio.Server, engine: Engine, frontend: Frontend) -> None:
-    generation_pb2_grpc.add_GenerationServiceServicer_to_server(GenerationServicer(frontend), server)
+def _add_services(server: grpc.aio.Server, engine: Engine, frontend: Frontend, *, log_prompts: bool) -> None:
+    generation_pb2_grpc.add_GenerationServiceServicer_to_server(
+        GenerationServicer(frontend, log_prompts=log_prompts), server
+    )
     tokenizer_pb2_grpc.add_TokenizerServiceServicer_to_server(TokenizerServicer(frontend), server)
     inspector = Inspector(engine.core, frontend.requests, connected=lambda: engine.connected)
     admin = AdminServicer(lambda: read_stats(engine), inspector, frontend, engine.steps)
@@ -139,7 +148,7 @@ async def _drain(
     running: asyncio.Task[None],
     signals: _Signals,
 ) -> int:
-    """Refuses new requests and lets the live ones end within the grace."""
+    """Refuses new requests and lets the live ones end within the grace; says which it does not."""
     log.info("draining", live=frontend.num_live, grace_s=config.drain_grace)
     frontend.drain()
     deadline = asyncio.get_running_loop().time() + config.drain_grace
@@ -147,12 +156,14 @@ async def _drain(
         if running.done():
             running.result()
         await asyncio.sleep(_DRAIN_POLL_S)
-    lost = frontend.num_live
+    lost = frontend.shut_down()
+    for request_id in lost:
+        log.error("request lost", request_id=request_id, why="second signal" if signals.stop.is_set() else "grace over")
     engine.steps.close()
-    await server.stop(0 if lost else _LAST_DELTAS_S)
+    await server.stop(_LAST_STATUS_S if lost else _LAST_DELTAS_S)
     running.cancel()
     await asyncio.wait([running])
-    log.info("stopped", lost=lost)
+    log.info("stopped", lost=len(lost))
     return 1 if lost else 0
 
 

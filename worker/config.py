@@ -17,6 +17,7 @@ class WorkerConfig:
     revision: str | None = None
     host: str = "127.0.0.1"
     port: int = 50052
+    metrics_port: int | None = None
     load_format: str = "auto"
     dtype: str = "auto"
     quantization: str = "none"
@@ -47,8 +48,10 @@ class WorkerConfig:
         self._one_of("device", DEVICES)
         self._one_of("log_level", LOG_LEVELS)
         self._one_of("log_format", LOG_FORMATS)
-        if not 0 <= self.port <= 65535:
-            raise ConfigError(f"--port must be in [0, 65535], is {self.port}")
+        for field in ("port", "metrics_port"):
+            value = getattr(self, field)
+            if value is not None and not 0 <= value <= 65535:
+                raise ConfigError(f"{_flag(field)} must be in [0, 65535], is {value}")
         if self.gpu_memory_utilization is not None and not 0 < self.gpu_memory_utilization <= 1:
             raise ConfigError(f"--gpu-memory-utilization must be in (0, 1], is {self.gpu_memory_utilization}")
         for field in _AT_LEAST_1:

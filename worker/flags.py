@@ -46,6 +46,7 @@ def parser() -> argparse.ArgumentParser:
     flag("--revision", "branch, tag or commit of a Hub model", metavar="REV")
     flag("--host", "address to listen on", metavar="ADDRESS")
     flag("--port", "TCP port of the worker's API; 0 picks a free one", type=int, metavar="PORT")
+    flag("--metrics-port", "TCP port of Prometheus metrics over HTTP; 0 picks a free one", type=int, metavar="PORT")
     flag(
         "--load-format",
         "auto reads the weights, safetensors or GGUF; dummy makes up random ones, to measure speed with",

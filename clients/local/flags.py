@@ -37,6 +37,7 @@ SCHEDULER = (
     _flag("--enable-prefix-caching", None, "reuse the blocks of equal prompt beginnings"),
     _flag("--no-enable-prefix-caching", None, "do not"),
     _flag("--max-num-waiting", "N", "sequences that wait, before more are refused"),
+    _flag("--max-num-waiting-tokens", "N", "prompt tokens that wait, before more are refused"),
     _flag("--max-plans-in-flight", "N", "plans sent before a result is back"),
     _flag("--scheduling-policy", "POLICY", "order of service"),
     _flag("--max-overtakes", "N", "how often others may pass a sequence that waits for blocks"),
@@ -46,6 +47,7 @@ SCHEDULER = (
     _flag("--record", "FILE", "record the scheduler's inputs, for octavo replay"),
     _flag("--worker-grace", "SECONDS", "how long requests wait for a lost worker"),
     _flag("--drain-grace", "SECONDS", "how long running requests may take at shutdown"),
+    _flag("--log-prompts", None, "log the prompt of each request"),
     _flag("--served-model-name", "NAME", "name of the model in requests and answers"),
 )
 WORKER = (

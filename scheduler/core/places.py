@@ -17,7 +17,7 @@ from scheduler.core.history import DecisionKind
 from scheduler.core.host_pool import HostPool
 from scheduler.core.live import LiveSequence, Queue, blocks_for
 from scheduler.core.plan_builder import PlanInFlight, PlannedRow
-from scheduler.core.queues import OrderedQueue
+from scheduler.core.queues import OrderedQueue, WaitingQueue
 from scheduler.core.result import End, EndReason
 
 
@@ -39,7 +39,7 @@ class Places:
         self.blocks = BlockManager(config)
         self.host = HostPool(config.num_host_blocks)
         self.live: dict[int, LiveSequence] = {}
-        self.waiting = OrderedQueue()
+        self.waiting = WaitingQueue()
         self.running = OrderedQueue()
         self.swapped = OrderedQueue()
         self.decoding = DecodeBatch(config.block_size, config.max_num_seqs)

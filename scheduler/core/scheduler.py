@@ -72,6 +72,16 @@ class Scheduler:
         return len(self._at.waiting)
 
     @property
+    def num_waiting_tokens(self) -> int:
+        """Prompt tokens of those."""
+        return self._at.waiting.num_prompt_tokens
+
+    @property
+    def num_tokens_in_flight(self) -> int:
+        """Token positions in plans sent whose result is not back."""
+        return sum(plan.num_tokens for plan in self._at.in_flight)
+
+    @property
     def num_running(self) -> int:
         """Sequences that hold a row."""
         return len(self._at.running)
@@ -103,7 +113,7 @@ class Scheduler:
         Raises InvalidSequenceError, DuplicateSequenceError, NeverFitsError or QueueFullError, and then nothing has
         changed.
         """
-        check_group(specs, self.config, self._at.blocks.pool.num_blocks, len(self._at.waiting), self._at.live)
+        check_group(specs, self.config, self._at.blocks.pool.num_blocks, self._at.waiting, self._at.live)
         members = []
         for spec in specs:
             priority = spec.priority if self.config.policy == "priority" else 0

@@ -38,8 +38,9 @@ class Delta:
 class SequenceOutput:
     """Gathers tokens as they come and gives them as one delta. What waits is bounded by max_tokens.
 
-    end: how the sequence ended, None until then. num_tokens: all that came so far. stop_string: the one that ended it.
-    echo: text that begins the first delta. parser: what sorts the text.
+    end: how the sequence ended, None until then. num_tokens: all that came so far. last_token_ns: when the last of them
+    did, 0 before the first. stop_string: the one that ended it. echo: text that begins the first delta. parser: what
+    sorts the text.
     """
 
     __slots__ = (
@@ -51,6 +52,7 @@ class SequenceOutput:
         "_token_ids",
         "end",
         "index",
+        "last_token_ns",
         "num_tokens",
         "spec",
         "stop_string",
@@ -69,6 +71,7 @@ class SequenceOutput:
         self.spec = spec
         self.end: End | None = None
         self.num_tokens = 0
+        self.last_token_ns = 0
         self.stop_string: str | None = None
         self._detokenizer = detokenizer
         self._echo = echo
@@ -81,6 +84,11 @@ class SequenceOutput:
     def has_news(self) -> bool:
         """Whether a delta would say anything."""
         return bool(self._token_ids) or (self.end is not None and not self._end_taken)
+
+    @property
+    def num_unread(self) -> int:
+        """Tokens that came and were not taken."""
+        return len(self._token_ids)
 
     def push_token(self, token_id: int) -> bool:
         """Takes the next token. True: it completed a stop string, and the sequence has ended with it."""
@@ -98,24 +106,29 @@ class SequenceOutput:
         """Ends the sequence."""
         self.end = end
 
-    def take(self) -> Delta:
-        """All that has come since the last one."""
-        token_ids, self._token_ids = self._token_ids, []
-        logprobs, self._logprobs = self._logprobs, []
-        end = self.end
-        text = self._take_text(token_ids)
+    def take(self, max_tokens: int) -> Delta:
+        """What has come since the last one, the oldest max_tokens of it; the end comes with the last of them."""
+        token_ids, self._token_ids = self._token_ids[:max_tokens], self._token_ids[max_tokens:]
+        logprobs, self._logprobs = self._logprobs[:max_tokens], self._logprobs[max_tokens:]
+        end = None if self._token_ids else self.end
+        text = self._take_text(token_ids, end)
         self._end_taken = end is not None
         if self._parser is not None:
-            return self._parsed(self._parser, text, tuple(token_ids), tuple(logprobs))
+            return self._parsed(self._parser, text, tuple(token_ids), tuple(logprobs), end)
         if self._echo:
             text, self._echo = self._echo + text, ""
-        return Delta(text, tuple(token_ids), self.index, tuple(logprobs), end, self.stop_string)
+        return Delta(text, tuple(token_ids), self.index, tuple(logprobs), end, self.stop_string if end else None)
 
     def _parsed(
-        self, parser: OutputParser, text: str, token_ids: tuple[int, ...], logprobs: tuple[TokenLogprob, ...]
+        self,
+        parser: OutputParser,
+        text: str,
+        token_ids: tuple[int, ...],
+        logprobs: tuple[TokenLogprob, ...],
+        end: End | None,
     ) -> Delta:
         parts = parser.feed(text)
-        if self.end is not None:
+        if end is not None:
             parts += parser.flush()
         echo, self._echo = self._echo, ""
         return Delta(
@@ -123,15 +136,14 @@ class SequenceOutput:
             token_ids=token_ids,
             index=self.index,
             logprobs=logprobs,
-            end=self.end,
-            stop_string=self.stop_string,
+            end=end,
+            stop_string=self.stop_string if end else None,
             reasoning=parts.reasoning,
             tool_calls=parts.tool_calls,
         )
 
-    def _take_text(self, token_ids: list[int]) -> str:
+    def _take_text(self, token_ids: list[int], end: End | None) -> str:
         """The text of the ids; the id that ended the sequence is among the ids, not in the text."""
-        end = self.end
         if end is None:
             return self._detokenizer.feed(token_ids)
         stopped = end.stop_token_id is not None
@@ -183,6 +195,6 @@ class WatchedOutput(SequenceOutput):
         self.end = End(sequence_id=self.spec.sequence_id, reason=EndReason.STOP, num_output_tokens=self.num_tokens)
         return True
 
-    def _take_text(self, token_ids: list[int]) -> str:
+    def _take_text(self, token_ids: list[int], end: End | None) -> str:
         text, self._text = self._text, ""
         return text

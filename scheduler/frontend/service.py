@@ -54,6 +54,7 @@ _MAX_MESSAGE_BYTES: Final = 1024
 _MAX_DESCRIPTION_BYTES: Final = 160
 _MAX_VIOLATIONS: Final = 24
 _MAX_LOGGED_ID_BYTES: Final = 256
+_MAX_LOGGED_PROMPT_BYTES: Final = 4096
 # What converting a request may take of the event loop: a few MiB have room for a million of either.
 _MAX_CHAT_MESSAGES: Final = 16384
 _MAX_UNKNOWN_FIELDS: Final = 8  # reported by name; one is enough to refuse
@@ -74,10 +75,11 @@ HasPrompt: TypeAlias = (
 
 
 class GenerationServicer(generation_pb2_grpc.GenerationServiceServicer):
-    """Serves what the front end generates."""
+    """Serves what the front end generates. log_prompts: whether the log shows what was asked."""
 
-    def __init__(self, frontend: Frontend) -> None:
+    def __init__(self, frontend: Frontend, *, log_prompts: bool = False) -> None:
         self._frontend = frontend
+        self._log_prompts = log_prompts
 
     async def Generate(  # noqa: N802 - the name is the proto's
         self, request: generation_pb2.GenerateRequest, context: _Context
@@ -106,9 +108,12 @@ class GenerationServicer(generation_pb2_grpc.GenerationServiceServicer):
                 opening = self._frontend.open(to_input(request, request_id), deadline_ns=deadline_ns)
                 stream = await stack.enter_async_context(opening)
             except RequestError as error:
+                self._frontend.count_refused(status_of(error).reason)
                 log.info("request refused", reason=status_of(error).reason, error=_cut(str(error), _MAX_MESSAGE_BYTES))
                 raise
             spec = stream.specs[0]
+            if self._log_prompts:
+                log.info("request prompt", prompt=_prompt_text(request))
             log.info(
                 "request accepted",
                 sequence_ids=[each.sequence_id for each in stream.specs],
@@ -203,6 +208,13 @@ def to_rpc_status(error: RequestError, status: Status) -> status_pb2.Status:
     for box, detail in zip(packed, details, strict=True):
         box.Pack(detail)
     return status_pb2.Status(code=status.code.value[0], message=_cut(str(error), _MAX_MESSAGE_BYTES), details=packed)
+
+
+def _prompt_text(request: generation_pb2.GenerateRequest) -> str:
+    """The prompt on one line, as far as a log line should go."""
+    kind = request.WhichOneof("prompt")
+    shown = request.text if kind == "text" else str(getattr(request, kind) if kind else "")
+    return _cut(" ".join(shown.split()), _MAX_LOGGED_PROMPT_BYTES)
 
 
 def to_prompt(request: HasPrompt) -> Prompt | None:

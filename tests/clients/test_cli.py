@@ -242,5 +242,5 @@ def test_serve_knows_every_flag_of_the_services(service: str, known: tuple[flags
     shown = python("-m", service, "--help").stdout
     of_service = set(re.findall(r"^  (--[a-z-]+)", shown, re.MULTILINE))
     of_service |= set(re.findall(r"(--no-[a-z-]+)", shown))
-    serves_own = {"--model", "--host", "--port", "--worker"}
+    serves_own = {"--model", "--host", "--port", "--worker", "--metrics-port"}
     assert {flag.name for flag in known} == of_service - serves_own

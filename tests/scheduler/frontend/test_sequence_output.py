@@ -21,19 +21,13 @@ def pushed(output: WatchedOutput, token_ids: bytes) -> tuple[int, Delta]:
     """Pushes until the sequence ends: how many tokens that took, and what it gives."""
     for count, token_id in enumerate(token_ids, start=1):
         if output.push_token(token_id):
-            return count, output.take()
-    return len(token_ids), output.take()
+            return count, output.take(99)
+    return len(token_ids), output.take(99)
 
 
 def test_a_stop_string_counts_only_if_it_is_complete_after_min_tokens(byte_tokenizer: Tokenizer) -> None:
-    for min_tokens, count, text in (
-        (0, 2, ""),
-        (1, 2, ""),
-        (2, 5, "abc"),
-        (3, 5, "abc"),
-        (4, 5, "abc"),
-        (5, 6, "abcabx"),
-    ):
+    cases = [(0, 2, ""), (1, 2, ""), (2, 5, "abc"), (3, 5, "abc"), (4, 5, "abc"), (5, 6, "abcabx")]
+    for min_tokens, count, text in cases:
         output = watched(byte_tokenizer, "ab", min_tokens=min_tokens)
         taken, delta = pushed(output, b"abcabx")
         assert (taken, delta.text) == (count, text), min_tokens
@@ -53,7 +47,18 @@ def test_the_marks_of_an_incomplete_character_can_complete_a_stop_string(byte_to
     output = watched(byte_tokenizer, "a\ufffd")
     assert pushed(output, b"xa\xf0\x9f") == (4, Delta(text="x", token_ids=(*b"xa\xf0\x9f",)))
     output.push_end(End(sequence_id=1, reason=EndReason.LENGTH, num_output_tokens=4))
-    delta = output.take()
+    delta = output.take(99)
     assert delta.end == End(sequence_id=1, reason=EndReason.STOP, num_output_tokens=4)
     assert (delta.text, delta.stop_string) == ("", "a\ufffd")
+    assert not output.has_news
+
+
+def test_what_a_slow_reader_gets_in_pieces_ends_with_the_last(byte_tokenizer: Tokenizer) -> None:
+    output = watched(byte_tokenizer, "d")
+    for token_id in b"abcd":
+        output.push_token(token_id)
+    pieces = [output.take(3), output.take(3)]
+    assert [piece.token_ids for piece in pieces] == [tuple(b"abc"), tuple(b"d")]
+    assert "".join(piece.text for piece in pieces) == "abc"
+    assert [(piece.end is not None, piece.stop_string) for piece in pieces] == [(False, None), (True, "d")]
     assert not output.has_news
