@@ -222,13 +222,16 @@ def to_score_input(request: generation_pb2.ScorePromptRequest, request_id: str) 
 
 def to_response(request_id: str, piece: Piece, token_bytes: Sequence[bytes] = ()) -> generation_pb2.GenerateResponse:
     """The message of a piece. token_bytes: by id, for the texts of the logprobs."""
-    return generation_pb2.GenerateResponse(
+    response = generation_pb2.GenerateResponse(
         request_id=request_id,
         deltas=[_sequence_delta(delta, token_bytes) for delta in piece.deltas],
         usage=None if piece.usage is None else _usage(piece.usage),
-        prompt_token_ids=piece.echoed_ids,
-        prompt_logprobs=[_logprob(entry, token_bytes) for entry in piece.prompt_logprobs],
     )
+    if piece.echoed_ids:
+        response.prompt_token_ids.extend(piece.echoed_ids)
+    if piece.prompt_logprobs:
+        response.prompt_logprobs.extend(_logprob(entry, token_bytes) for entry in piece.prompt_logprobs)
+    return response
 
 
 def to_rpc_status(error: RequestError, status: Status) -> status_pb2.Status:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, NamedTuple
 
 from scheduler.core.result import End, EndReason, PromptScores
 from scheduler.frontend.errors import RequestError, SequenceEndedError
@@ -37,8 +37,7 @@ class Usage:
     decode_seconds: float
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Piece:
+class Piece(NamedTuple):
     """What is new of a request. deltas: of each sequence that has news, by index. usage: in the last piece only.
     echoed_ids: the prompt's, in the first piece of a request that asks for them. prompt_logprobs: of the prompt's
     tokens from the second on, where they were asked for; all come before the deltas or with the first."""
@@ -185,9 +184,8 @@ class Stream:
                 return Piece(deltas=(), prompt_logprobs=scores)
             if deltas := tuple(output.take(self._max_delta) for output in self._outputs if output.has_news):
                 self._exhausted = not self._num_open and not any(output.has_news for output in self._outputs)
-                usage = self._usage() if self._exhausted else None
                 echoed_ids, self._echoed_ids = self._echoed_ids, ()
-                return Piece(deltas=deltas, usage=usage, echoed_ids=echoed_ids, prompt_logprobs=scores)
+                return Piece(deltas, self._usage() if self._exhausted else None, echoed_ids, scores)
             if scores:
                 return Piece(deltas=(), prompt_logprobs=scores)
             if self._error is not None:

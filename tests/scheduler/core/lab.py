@@ -58,6 +58,7 @@ class Lab:
         self.scored: dict[int, int] = {}
         """Prompt tokens that have their logprobs, of sequences that asked for them."""
         self.ends: dict[int, End] = {}
+        self.num_dropped = 0
         self.records: list[Record] = []
         self.undelivered: deque[StepResult] = deque()
         self.stale: deque[StepResult] = deque()
@@ -99,6 +100,17 @@ class Lab:
         else:
             assert isinstance(answer, End) and answer.reason is reason
             self._end(answer)
+
+    def stop(self, sequence_id: int, num_dropped: int) -> None:
+        """A stop string ends a sequence; the last num_dropped of its tokens came past it. Needs a live sequence with
+        more tokens than that."""
+        output = self.outputs[sequence_id]
+        kept = len(output) - num_dropped
+        answer = self._call(lambda core: core.finish(sequence_id, EndReason.STOP, kept))
+        assert answer == End(sequence_id=sequence_id, reason=EndReason.STOP, num_output_tokens=kept)
+        self._end(answer._replace(reason=EndReason.ABORT, num_output_tokens=len(output)))
+        self.ends[sequence_id] = answer
+        self.num_dropped += num_dropped
 
     def expire(self, now_ns: int) -> None:
         """Lets the clock reach now_ns; exactly the live sequences with an earlier or equal deadline end."""
@@ -245,7 +257,9 @@ class Lab:
         counters = self.core.counters
         booked = counters.kept_tokens + counters.recomputed_tokens + counters.wasted_tokens
         assert counters.computed_tokens == booked
-        assert counters.generated_tokens == sum(len(output) for output in self.outputs.values())
+        # Dropped tokens are taken off as soon as others come.
+        generated = sum(len(output) for output in self.outputs.values())
+        assert generated - self.num_dropped <= counters.generated_tokens <= generated
         assert counters.finished == len(self.ends)
 
     def check_empty(self) -> None:

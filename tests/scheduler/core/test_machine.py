@@ -138,10 +138,15 @@ class CoreMachine(RuleBasedStateMachine):
                 self._lab.add(spec)
 
     @precondition(lambda self: self.next_id)
-    @rule(which=st.integers(0, 30))
-    def abort(self, which: int) -> None:
-        """Any sequence that ever was, so often one that has ended."""
-        self._lab.finish(1 + which % self.next_id, EndReason.ABORT)
+    @rule(which=st.integers(0, 30), num_dropped=st.none() | st.integers(0, 2))
+    def end(self, which: int, num_dropped: int | None) -> None:
+        """Any sequence that ever was, so often one that has ended: its caller leaves, or a stop string is found."""
+        sequence_id = 1 + which % self.next_id
+        if num_dropped is not None and len(self._lab.outputs.get(sequence_id, ())) > num_dropped:
+            if sequence_id in self._lab.live:
+                self._lab.stop(sequence_id, num_dropped)
+        else:
+            self._lab.finish(sequence_id, EndReason.ABORT)
 
     @rule(ns=st.integers(0, 2))
     def pass_time(self, ns: int) -> None:

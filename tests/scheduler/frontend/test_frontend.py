@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tokenizers import Tokenizer as Backend
 
 from scheduler.core.result import End, EndReason
 from scheduler.frontend.errors import (
@@ -22,10 +23,19 @@ from scheduler.frontend.errors import (
 )
 from scheduler.frontend.frontend import Frontend
 from scheduler.frontend.model_info import ModelInfo
-from scheduler.frontend.request import GenerateInput, Prompt, SamplingInput, TextPrompt, TokenPrompt
+from scheduler.frontend.parsing.choice import ParserDefaults
+from scheduler.frontend.request import (
+    ChatMessage,
+    ChatPrompt,
+    GenerateInput,
+    Prompt,
+    SamplingInput,
+    TextPrompt,
+    TokenPrompt,
+)
 from scheduler.frontend.sequence_output import Delta, TokenLogprob
 from scheduler.frontend.stream import Stream, Usage
-from scheduler.frontend.tokenizer import Tokenizer
+from scheduler.frontend.tokenizer import Tokenizer, load_tokenizer
 from scheduler.messages import Rejected, Started, StepUpdate
 from tests.oracle.tokenizer import EOS, byte_ids
 from tests.scheduler.frontend.engine_script import EngineScript
@@ -641,5 +651,60 @@ def test_parsed_output_comes_as_deltas(engine: EngineScript, frontend: Frontend)
             (begin,), (rest,) = deltas[1].tool_calls, deltas[2].tool_calls
             assert (begin.name, begin.arguments, rest.name, rest.arguments) == ("f", '{"x": ', "", "1}")
             assert len(begin.call_id) == 9
+
+    run(test())
+
+
+@pytest.mark.parametrize(
+    ("given", "sorted_"),
+    [
+        ({"tools": ("{}",)}, True),
+        ({}, False),
+        ({"tools": ("{}",), "tool_call_parser": "none"}, False),
+        ({"tool_call_parser": "hermes"}, True),
+    ],
+)
+def test_the_servers_parser_is_for_chats_with_tools_that_do_not_say(
+    given: dict[str, Any], sorted_: bool, engine: EngineScript, byte_tokenizer: Tokenizer, model: ModelInfo
+) -> None:
+    call = '<tool_call>{"name": "f", "arguments": {}}</tool_call>'
+
+    async def test() -> None:
+        frontend = Frontend(
+            tokenizer=byte_tokenizer, model=model, send=engine.send, parsers=ParserDefaults(tool_call="hermes")
+        )
+        engine.deliver = frontend.deliver
+        chat = ChatPrompt(messages=(ChatMessage(role="user", content="x"),), tools=given.pop("tools", ()))
+        async with frontend.open(request(prompt=chat, **given)) as stream:
+            sequence_id = engine.added[0].sequence_id
+            engine.tokens(sequence_id, call.encode())
+            engine.end(sequence_id, EndReason.STOP, last=EOS, stop_token_id=EOS, count=9)
+            (delta,) = await collect(stream)
+            assert (delta.text, len(delta.tool_calls)) == (("", 1) if sorted_ else (call, 0))
+
+    run(test())
+
+
+def test_markers_that_are_special_tokens_are_found_and_not_shown(
+    engine: EngineScript, byte_model: Path, tmp_path: Path, model: ModelInfo
+) -> None:
+    backend = Backend.from_file(str(byte_model / "tokenizer.json"))
+    backend.add_special_tokens(["[TOOL_CALLS]", "[ARGS]", "<|other|>"])
+    backend.save(str(tmp_path / "tokenizer.json"))
+    tokenizer = load_tokenizer(str(tmp_path))
+    ids = tokenizer.encode("Well<|other|> [TOOL_CALLS]f[ARGS]{}", special_tokens=False)
+    assert len(ids) == len("Well f{}") + 3
+
+    async def test() -> None:
+        frontend = Frontend(
+            tokenizer=tokenizer, model=replace(model, logits_width=tokenizer.vocab_size), send=engine.send
+        )
+        engine.deliver = frontend.deliver
+        async with frontend.open(request(tool_call_parser="mistral")) as stream:
+            engine.tokens(engine.added[0].sequence_id, ids)
+            engine.end(engine.added[0].sequence_id, EndReason.LENGTH, last=ord("!"))
+            (delta,) = await collect(stream)
+            assert [(part.name, part.arguments) for part in delta.tool_calls] == [("f", "{}")]
+            assert delta.text == "Well !"
 
     run(test())
