@@ -28,9 +28,10 @@ from scheduler.frontend.frontend import Frontend
 from scheduler.frontend.malformed import MalformedRequestInterceptor
 from scheduler.frontend.service import GenerationServicer
 from scheduler.frontend.tokenizer import Tokenizer
+from scheduler.frontends.hub import Hub
 from scheduler.health_service import HealthReporter, StartingUp
 from scheduler.inspector import Inspector
-from scheduler.listen import ListenError, check_free, listen_address
+from scheduler.listen import ListenError, check_free, listen_address, private_address, reserve_port
 from scheduler.metrics.collector import FiguresCollector
 from scheduler.metrics.exposition import on_loop, serve_metrics
 from scheduler.worker_client import WorkerClient, WorkerUnavailableError
@@ -68,12 +69,8 @@ async def serve(config: SchedulerConfig, tokenizer: Tokenizer) -> int:
     """
     check_free(config.host, config.port)
     server = grpc.aio.server(options=SERVER_OPTIONS, interceptors=(MalformedRequestInterceptor(),))
-    address = listen_address(config.host, config.port)
-    try:
-        port = server.add_insecure_port(address)
-    except RuntimeError as error:
-        raise ListenError(f"cannot listen on {address}: {error}") from error
     cleanup = contextlib.ExitStack()
+    port, hub = _bind_public(config, server, cleanup)
     signals = _Signals()
     worker = WorkerClient(config.worker)
     try:
@@ -81,7 +78,9 @@ async def serve(config: SchedulerConfig, tokenizer: Tokenizer) -> int:
         server.add_generic_rpc_handlers((starting,))
         reflection.enable_server_reflection((*_SERVICES, health.SERVICE_NAME, reflection.SERVICE_NAME), server)
         await server.start()
-        log.info("listening", host=config.host, port=port)
+        if hub is not None:
+            await hub.start()
+        log.info("listening", host=config.host, port=port, frontends=config.frontends)
         capacity = await _unless(signals.drain, _wait_for_worker(worker))
         if capacity is None:
             return 0
@@ -93,17 +92,25 @@ async def serve(config: SchedulerConfig, tokenizer: Tokenizer) -> int:
             capacity,
             on_session=health_reporter.set,
         )
-        frontend = Frontend(
+        local = Frontend(
             tokenizer=tokenizer,
             model=model,
             send=engine.send,
             why_unavailable=lambda: engine.why_not_connected,
             max_preparing=config.max_num_waiting,
         )
+        frontend = local if hub is None else hub
+        if hub is not None:
+            await hub.serve(model, engine.send, why_unavailable=lambda: engine.why_not_connected)
         read = on_loop(lambda: read_figures(engine, frontend.metrics()))
         collector = FiguresCollector(model.served_model_name, read)
         cleanup.enter_context(serve_metrics(config.host, config.metrics_port, collector))
-        _add_services(server, engine, frontend, log_prompts=config.log_prompts)
+        if hub is None:
+            servicer = GenerationServicer(local, log_prompts=config.log_prompts)
+            generation_pb2_grpc.add_GenerationServiceServicer_to_server(servicer, server)
+        inspector = Inspector(engine.core, frontend.requests, connected=lambda: engine.connected)
+        admin = AdminServicer(lambda: read_stats(engine), inspector, local, engine.steps)
+        admin_pb2_grpc.add_AdminServiceServicer_to_server(admin, server)
         starting.ready = True
         log.info("serving", model=model.served_model_name)
         running = asyncio.create_task(engine.run(frontend.deliver))
@@ -116,20 +123,33 @@ async def serve(config: SchedulerConfig, tokenizer: Tokenizer) -> int:
         cleanup.close()
 
 
-def _add_services(server: grpc.aio.Server, engine: Engine, frontend: Frontend, *, log_prompts: bool) -> None:
-    generation_pb2_grpc.add_GenerationServiceServicer_to_server(
-        GenerationServicer(frontend, log_prompts=log_prompts), server
-    )
-    inspector = Inspector(engine.core, frontend.requests, connected=lambda: engine.connected)
-    admin = AdminServicer(lambda: read_stats(engine), inspector, frontend, engine.steps)
-    admin_pb2_grpc.add_AdminServiceServicer_to_server(admin, server)
+def _bind_public(
+    config: SchedulerConfig, server: grpc.aio.Server, cleanup: contextlib.ExitStack
+) -> tuple[int, Hub | None]:
+    """The public port: the server's own, or that of the hub's front ends, which pass on to it. Raises ListenError."""
+    if not config.frontends:
+        return _bind(server, listen_address(config.host, config.port)), None
+    port = cleanup.enter_context(reserve_port(config.host, config.port))
+    engine_address = cleanup.enter_context(private_address())
+    _bind(server, engine_address)
+    hub = Hub(config, port, engine_address)
+    cleanup.callback(hub.kill)
+    return port, hub
+
+
+def _bind(server: grpc.aio.Server, address: str) -> int:
+    """The port. Raises ListenError."""
+    try:
+        return server.add_insecure_port(address)
+    except RuntimeError as error:
+        raise ListenError(f"cannot listen on {address}: {error}") from error
 
 
 async def _drain(
     config: SchedulerConfig,
     server: grpc.aio.Server,
     engine: Engine,
-    frontend: Frontend,
+    frontend: Frontend | Hub,
     running: asyncio.Task[None],
     signals: _Signals,
 ) -> int:
@@ -141,7 +161,7 @@ async def _drain(
         if running.done():
             running.result()
         await asyncio.sleep(_DRAIN_POLL_S)
-    lost = frontend.shut_down()
+    lost = await frontend.shut_down()
     for request_id in lost:
         log.error("request lost", request_id=request_id, why="second signal" if signals.stop.is_set() else "grace over")
     engine.steps.close()

@@ -1,15 +1,16 @@
 """`python -m bench.fanout`: 500 streams of one token in 10 ms each, for a minute.
 
-A fake worker sets the pace; scheduler, front ends and wire are the real ones. One line of JSON per configuration goes to
-standard output and to bench/results/fanout.jsonl: delivered tokens per second, CPU of the scheduler's processes per
-delivered token, tokens per message, how far the steps fell behind the pace, and memory at the start and the end of the
-steady time. Fails if a token is lost, doubled or out of order.
+A fake worker sets the pace; scheduler, front ends and wire are the real ones. One line of JSON goes to standard output
+and to bench/results/fanout.jsonl: delivered tokens per second (the pace is 50,000), CPU of the scheduler's processes
+per delivered token, tokens per message, and memory at the start and the end of the steady time, in which the ids of
+live sequences grow by about 40 bytes per token. Fails if a token is lost, doubled or out of order.
 """
 
 from __future__ import annotations
 
 import argparse
 import datetime
+import itertools
 import json
 import os
 import platform
@@ -143,9 +144,7 @@ def _check(received: Sequence[Received], num_tokens: int) -> None:
     for one in received:
         ids = one.token_ids
         assert len(ids) == one.completion_tokens == num_tokens, (len(ids), one.completion_tokens, num_tokens)
-        assert all(after - before in (1, 1 - 32768) for before, after in zip(ids, ids[1:], strict=False)), (
-            "out of order"
-        )
+        assert all(after - before in (1, 1 - 32768) for before, after in itertools.pairwise(ids)), "out of order"
 
 
 def _wait_serving(port: int) -> None:

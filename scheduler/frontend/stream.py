@@ -1,8 +1,8 @@
 """The output of one request, of all its sequences, on its way to its caller.
 
-The engine's side pushes tokens, at most one per sequence and step, and asks for the reader's turn once; the reader takes
-what has come since its last turn as one piece, so a slow one gets fewer and bigger pieces. Both sides run on one event
-loop.
+The engine's side pushes tokens, at most one per sequence and step, and asks for the reader's turn once; the reader
+takes what has come since its last turn as one piece, so a slow one gets fewer and bigger pieces. Both sides run on one
+event loop.
 """
 
 from __future__ import annotations

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 from collections.abc import Callable, Coroutine
 from typing import Any
 
@@ -58,7 +59,7 @@ def test_the_engine_gets_on_within_a_round() -> None:
                 await asyncio.sleep(0)
 
         await asyncio.gather(engine(), *(stream() for _ in range(NUM_STREAMS)))
-        steps = [after - before for before, after in zip(turns_when_woken, turns_when_woken[1:], strict=False)]
+        steps = [after - before for before, after in itertools.pairwise(turns_when_woken)]
         assert max(steps) <= 16
 
     on_loop(test)
