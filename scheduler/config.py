@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from scheduler.frontend.parsing.choice import NONE, REASONING_CHOICES, TOOL_CALL_CHOICES
+
 
 class ConfigError(Exception):
     """A flag has a value that cannot be; the message names the flag, the value and the limit."""
@@ -33,6 +35,8 @@ class SchedulerConfig:
     enable_prefix_caching: bool = True
     worker_grace: float = 60.0
     drain_grace: float = 30.0
+    tool_call_parser: str = NONE
+    reasoning_parser: str = NONE
     record: str | None = None
     log_level: str = "info"
     log_format: str = "auto"
@@ -48,6 +52,8 @@ class SchedulerConfig:
         self._at_least("max_overtakes", 0)
         self._one_of("scheduling_policy", SCHEDULING_POLICIES)
         self._one_of("preemption_mode", PREEMPTION_MODES)
+        self._one_of("tool_call_parser", TOOL_CALL_CHOICES)
+        self._one_of("reasoning_parser", REASONING_CHOICES)
         self._one_of("log_level", LOG_LEVELS)
         self._one_of("log_format", LOG_FORMATS)
         self._at_least("max_num_batched_tokens", self.max_num_seqs, "--max-num-seqs")

@@ -23,7 +23,7 @@ from scheduler.core.errors import ResultMismatchError, SchedulerError
 from scheduler.core.plan import StepPlan
 from scheduler.core.result import End, EndReason, StepOutput, StepResult
 from scheduler.core.scheduler import Scheduler
-from scheduler.messages import Add, Cancel, Rejected, Started, StepUpdate
+from scheduler.messages import Cancel, Finish, Message, Rejected, Started, StepUpdate
 from scheduler.rates import RateMeter
 from scheduler.step_feed import StepFeed
 from scheduler.worker_client import WorkerClient, WorkerSession, WorkerUnavailableError
@@ -71,7 +71,7 @@ class Engine:
         self._on_session = on_session
         self._rates = RateMeter(capacity.bytes_per_block)
         self._sent: deque[StepPlan] = deque()
-        self._inbox: deque[Add | Cancel] = deque()
+        self._inbox: deque[Message] = deque()
         self._wake = asyncio.Event()
         self._session: WorkerSession | None = None
         self._next_session: tuple[wire.WorkerCapacity, WorkerSession] | None = None
@@ -94,7 +94,7 @@ class Engine:
         """HOST:PORT of the worker."""
         return self._worker.address
 
-    def send(self, message: Add | Cancel) -> None:
+    def send(self, message: Message) -> None:
         """Takes a message from a front end; it is handled in the next turn."""
         self._inbox.append(message)
         self._wake.set()
@@ -138,6 +138,9 @@ class Engine:
             message = self._inbox.popleft()
             if isinstance(message, Cancel):
                 self.core.finish(message.sequence_id, EndReason.ABORT)
+                continue
+            if isinstance(message, Finish):
+                self.core.finish(message.sequence_id, EndReason.STOP, message.num_output_tokens)
                 continue
             try:
                 self.core.add_group(message.specs)

@@ -16,6 +16,7 @@ from scheduler.config import (
     SchedulerConfig,
 )
 from scheduler.config_file import read_flags
+from scheduler.frontend.parsing.choice import REASONING_CHOICES, TOOL_CALL_CHOICES
 
 
 def parser() -> argparse.ArgumentParser:
@@ -77,6 +78,16 @@ def parser() -> argparse.ArgumentParser:
     flag("--enable-prefix-caching", "share blocks of equal prefixes", action=argparse.BooleanOptionalAction)
     flag("--worker-grace", "seconds that requests wait for a lost worker", type=float, metavar="SECONDS")
     flag("--drain-grace", "seconds that running requests get after SIGTERM", type=float, metavar="SECONDS")
+    flag(
+        "--tool-call-parser",
+        "how tool calls are found in the output of chats with tools, for requests that do not say",
+        choices=TOOL_CALL_CHOICES,
+    )
+    flag(
+        "--reasoning-parser",
+        "how reasoning is found in the output of chats, for requests that do not say",
+        choices=REASONING_CHOICES,
+    )
     flag("--record", "file to record the core's inputs to, for `octavo replay`; must not exist yet", metavar="FILE")
     flag("--log-level", "least level logged", choices=LOG_LEVELS)
     flag("--log-format", "auto is console on a terminal, else json", choices=LOG_FORMATS)

@@ -17,7 +17,7 @@ import structlog
 from grpc_health.v1 import health
 from grpc_reflection.v1alpha import reflection
 
-from octavo.serving.v1 import admin_pb2, admin_pb2_grpc, generation_pb2, generation_pb2_grpc
+from octavo.serving.v1 import admin_pb2, admin_pb2_grpc
 from scheduler import wire
 from scheduler.assembly import model_info, open_core, read_figures, read_stats
 from scheduler.channel import SERVER_OPTIONS
@@ -26,7 +26,7 @@ from scheduler.engine import Engine, EngineConfig
 from scheduler.frontend.admin.service import AdminServicer
 from scheduler.frontend.frontend import Frontend
 from scheduler.frontend.malformed import MalformedRequestInterceptor
-from scheduler.frontend.service import GenerationServicer
+from scheduler.frontend.server import SERVICES, add_services, make_frontend
 from scheduler.frontend.tokenizer import Tokenizer
 from scheduler.frontends.hub import Hub
 from scheduler.health_service import HealthReporter, StartingUp
@@ -40,10 +40,7 @@ _WORKER_WAIT_S, _WORKER_POLL_S = 5.0, 0.1
 _LAST_DELTAS_S = 5.0
 _LAST_STATUS_S = 1.0
 _DRAIN_POLL_S = 0.02
-_SERVICES = tuple(
-    module.DESCRIPTOR.services_by_name[name].full_name
-    for module, name in ((generation_pb2, "GenerationService"), (admin_pb2, "AdminService"))
-)
+_SERVICES = (*SERVICES, admin_pb2.DESCRIPTOR.services_by_name["AdminService"].full_name)
 _T = TypeVar("_T")
 
 log = structlog.get_logger()
@@ -92,22 +89,19 @@ async def serve(config: SchedulerConfig, tokenizer: Tokenizer) -> int:
             capacity,
             on_session=health_reporter.set,
         )
-        local = Frontend(
-            tokenizer=tokenizer,
-            model=model,
-            send=engine.send,
-            why_unavailable=lambda: engine.why_not_connected,
-            max_preparing=config.max_num_waiting,
-        )
+
+        def why() -> str:
+            return engine.why_not_connected
+
+        local = make_frontend(config, model, tokenizer, engine.send, why_unavailable=why)
         frontend = local if hub is None else hub
         if hub is not None:
-            await hub.serve(model, engine.send, why_unavailable=lambda: engine.why_not_connected)
+            await hub.serve(model, engine.send, why_unavailable=why)
+        else:
+            add_services(server, local, config)
         read = on_loop(lambda: read_figures(engine, frontend.metrics()))
         collector = FiguresCollector(model.served_model_name, read)
         cleanup.enter_context(serve_metrics(config.host, config.metrics_port, collector))
-        if hub is None:
-            servicer = GenerationServicer(local, log_prompts=config.log_prompts)
-            generation_pb2_grpc.add_GenerationServiceServicer_to_server(servicer, server)
         inspector = Inspector(engine.core, frontend.requests, connected=lambda: engine.connected)
         admin = AdminServicer(lambda: read_stats(engine), inspector, local, engine.steps)
         admin_pb2_grpc.add_AdminServiceServicer_to_server(admin, server)

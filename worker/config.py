@@ -20,6 +20,7 @@ class WorkerConfig:
     metrics_port: int | None = None
     load_format: str = "auto"
     dtype: str = "auto"
+    quantization: str = "none"
     block_size: int = 16
     max_model_len: int | None = None
     gpu_memory_utilization: float | None = None
@@ -42,6 +43,7 @@ class WorkerConfig:
         self._one_of("load_format", LOAD_FORMATS)
         self._one_of("dtype", DTYPES)
         self._one_of("kv_cache_dtype", KV_CACHE_DTYPES)
+        self._one_of("quantization", QUANTIZATIONS)
         self._one_of("backend", BACKENDS)
         self._one_of("device", DEVICES)
         self._one_of("log_level", LOG_LEVELS)
@@ -66,6 +68,17 @@ class WorkerConfig:
             raise ConfigError("--exact is for CPUs; --device must be auto or cpu, is cuda")
         if self.exact and self.backend not in ("auto", "cpu"):
             raise ConfigError(f"--exact needs the native kernels; --backend must be auto or cpu, is {self.backend}")
+        if self.exact and self.quantization != "none":
+            raise ConfigError(
+                f"--exact computes with the weights as they are; --quantization must be none, is {self.quantization}"
+            )
+        if self.quantization != "none" and self.backend not in ("auto", "cpu"):
+            raise ConfigError(
+                f"--quantization {self.quantization} needs the native kernels; --backend must be auto or cpu, "
+                f"is {self.backend}"
+            )
+        if self.quantization != "none" and self.device == "cuda":
+            raise ConfigError(f"--quantization {self.quantization} is for CPUs; --device must be auto or cpu, is cuda")
         if self.backend == "cpu" and self.device == "cuda":
             raise ConfigError("--backend cpu needs --device auto or cpu, is cuda")
 
@@ -77,6 +90,7 @@ class WorkerConfig:
 
 LOAD_FORMATS = ("auto", "dummy")
 DTYPES = ("auto", "float32", "bfloat16")
+QUANTIZATIONS = ("none", "int8")
 KV_CACHE_DTYPES = ("auto", "fp8_e4m3")
 BACKENDS = ("auto", "cpu", "triton", "torch")
 DEVICES = ("auto", "cpu", "cuda")

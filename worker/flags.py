@@ -15,6 +15,7 @@ from worker.config import (
     LOAD_FORMATS,
     LOG_FORMATS,
     LOG_LEVELS,
+    QUANTIZATIONS,
     ConfigError,
     WorkerConfig,
 )
@@ -52,6 +53,11 @@ def parser() -> argparse.ArgumentParser:
         choices=LOAD_FORMATS,
     )
     flag("--dtype", "type of weights and KV cache; auto is the checkpoint's, float32 with --exact", choices=DTYPES)
+    flag(
+        "--quantization",
+        "int8: the CPU keeps the weights of projections in 8 bits, one scale per output channel, made while loading",
+        choices=QUANTIZATIONS,
+    )
     flag("--block-size", "tokens per KV cache block", type=int, metavar="TOKENS")
     flag("--max-model-len", "tokens of a sequence at most; none: what the model allows", type=int, metavar="TOKENS")
     flag(

@@ -43,6 +43,8 @@ SCHEDULER = (
     _flag("--scheduling-policy", "POLICY", "order of service"),
     _flag("--max-overtakes", "N", "how often others may pass a sequence that waits for blocks"),
     _flag("--preemption-mode", "MODE", "what becomes of the blocks of a preempted sequence"),
+    _flag("--tool-call-parser", "NAME", "how tool calls are found in the output"),
+    _flag("--reasoning-parser", "NAME", "how reasoning is found in the output"),
     _flag("--record", "FILE", "record the scheduler's inputs, for octavo replay"),
     _flag("--worker-grace", "SECONDS", "how long requests wait for a lost worker"),
     _flag("--drain-grace", "SECONDS", "how long running requests may take at shutdown"),
@@ -52,6 +54,7 @@ SCHEDULER = (
 WORKER = (
     _flag("--load-format", "FORMAT", "where the weights come from"),
     _flag("--dtype", "TYPE", "type of weights and KV cache"),
+    _flag("--quantization", "KIND", "how the weights of projections are kept"),
     _flag("--kv-cache-dtype", "TYPE", "type of keys and values in the KV cache"),
     _flag("--block-size", "TOKENS", "tokens per KV cache block"),
     _flag("--gpu-memory-utilization", "FRACTION", "share of the device's memory that may be used"),

@@ -42,7 +42,7 @@ class Places:
         self.waiting = WaitingQueue()
         self.running = OrderedQueue()
         self.swapped = OrderedQueue()
-        self.decoding = DecodeBatch(config.block_size)
+        self.decoding = DecodeBatch(config.block_size, config.max_num_seqs)
         self.catching_up = OrderedQueue()
         self.forking: list[Group] = []
         self.suspects = OrderedQueue()
@@ -198,7 +198,7 @@ class Places:
 
     def forget_worker_state(self, num_blocks: int, num_host_blocks: int) -> None:
         self.in_flight.clear()
-        self.decoding = DecodeBatch(self.config.block_size)
+        self.decoding = DecodeBatch(self.config.block_size, self.config.max_num_seqs)
         self.catching_up.clear()
         for group in self.forking:
             group.pending, group.pinned = [], None

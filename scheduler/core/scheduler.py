@@ -54,6 +54,7 @@ class Scheduler:
         )
         self._deadlines = Deadlines()
         self._num_arrivals = 0
+        self._num_dropped = 0
 
     @property
     def blocks(self) -> BlockManager:
@@ -130,10 +131,20 @@ class Scheduler:
             for sequence in list(members):
                 sequence.group = group
 
-    def finish(self, sequence_id: int, reason: EndReason) -> End | None:
-        """Ends a sequence from outside; its blocks serve others from the next plan on. None if it is not live."""
+    def finish(self, sequence_id: int, reason: EndReason, num_output_tokens: int | None = None) -> End | None:
+        """Ends a sequence from outside; its blocks serve others from the next plan on. None if it is not live.
+
+        num_output_tokens: the output tokens that are kept, where a stop string ended it; tokens that were sampled since
+        count as wasted. None keeps all.
+        """
         sequence = self._at.live.get(sequence_id)
-        return None if sequence is None else self._at.end(sequence, reason)
+        if sequence is None:
+            return None
+        if num_output_tokens is None:
+            return self._at.end(sequence, reason)
+        self._num_dropped += max(0, sequence.num_output - num_output_tokens)
+        end = self._at.end(sequence, reason)
+        return end._replace(num_output_tokens=num_output_tokens, stop_token_id=None)
 
     def finish_all(self, reason: EndReason) -> tuple[End, ...]:
         """Ends every live sequence: running ones, then swapped, then waiting ones, each in order of service."""
@@ -182,6 +193,7 @@ class Scheduler:
         check_result(result, plan)
         assert plan is not None, "checked"
         settlement = Settlement(result, plan, self.counters)
+        before = self.counters.kept_tokens, self.counters.generated_tokens
         if any(result.flags):
             recovery.settle_flagged(self._at, plan, result, settlement)
         else:
@@ -192,6 +204,7 @@ class Scheduler:
             sequence = planned.sequence
             if sequence.queue is Queue.RUNNING and sequence.decoding is None:
                 self._at.blocks.index(sequence, sequence.num_computed)
+        self._waste_dropped(*before)
         ends = tuple(self._at.end(sequence, reason) for sequence, reason in settlement.ending)
         if self._at.suspects:
             suspects.clear(self._at)
@@ -205,6 +218,17 @@ class Scheduler:
         """
         self.epoch += 1
         return recovery.requeue_all(self._at, num_blocks, num_host_blocks)
+
+    def _waste_dropped(self, kept_before: int, generated_before: int) -> None:
+        """Counts tokens that were kept and then dropped by `finish` as wasted, as soon as no counter shrinks by it."""
+        if self._num_dropped:
+            counters = self.counters
+            grown = min(counters.kept_tokens - kept_before, counters.generated_tokens - generated_before)
+            moved = min(self._num_dropped, grown)
+            self._num_dropped -= moved
+            counters.kept_tokens -= moved
+            counters.generated_tokens -= moved
+            counters.wasted_tokens += moved
 
     # -- the steps of schedule ---------------------------------------------------------------------------------------
 

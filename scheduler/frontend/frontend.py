@@ -7,7 +7,7 @@ is not begun.
 
 Invariants: a request is in `_requests` from its arrival until all its sequences have ended, one has ended badly, it was
 refused or its caller has gone; `num_live` counts it until its caller has left it. A sequence is in `_places` from its
-Add until its end, its refusal or its Cancel, whichever comes first, and never without its request.
+Add until its end, its refusal, its Finish or its Cancel, whichever comes first, and never without its request.
 """
 
 from __future__ import annotations
@@ -36,13 +36,15 @@ from scheduler.frontend.errors import (
     status_of,
 )
 from scheduler.frontend.model_info import ModelInfo
+from scheduler.frontend.outputs import make_outputs
+from scheduler.frontend.parsing.choice import NO_PARSERS, ParserDefaults, choose_parsers
 from scheduler.frontend.prompts import EncodedPrompt, encode_prompt, prompt_size
 from scheduler.frontend.request import GenerateInput, Prompt
 from scheduler.frontend.stream import Stream
 from scheduler.frontend.tokenizer import Tokenizer
 from scheduler.frontend.turns import Turns
 from scheduler.frontend.validation import ValidatedRequest, validate
-from scheduler.messages import Add, Cancel, StepUpdate
+from scheduler.messages import Add, Cancel, Finish, Message, StepUpdate
 from scheduler.metrics.request_metrics import RequestMetrics
 
 # Tokenising runs at 1 to 5 characters per microsecond; below this a thread costs more than it saves the event loop.
@@ -59,6 +61,7 @@ class Frontend:
     why_unavailable: what is known of why there is no worker, for those whose request fails over it; may be empty.
     max_preparing: requests that are being tokenised, or wait to be, before more are refused. sequence_ids: gives the
     sequences their ids, 1 and on by default.
+    parsers: how tool calls and reasoning are found in the output of chats that do not say.
     """
 
     def __init__(
@@ -66,11 +69,12 @@ class Frontend:
         *,
         tokenizer: Tokenizer,
         model: ModelInfo,
-        send: Callable[[Add | Cancel], None],
+        send: Callable[[Message], None],
         clock_ns: Callable[[], int] = time.monotonic_ns,
         why_unavailable: Callable[[], str] = str,
         max_preparing: int = 4096,
         sequence_ids: Iterator[int] | None = None,
+        parsers: ParserDefaults = NO_PARSERS,
     ) -> None:
         self.tokenizer = tokenizer
         self.model = model
@@ -79,6 +83,7 @@ class Frontend:
         self._why_unavailable = why_unavailable
         self._max_preparing = max_preparing
         self._num_preparing = 0
+        self._parsers = parsers
         # By request id; None while the request is being tokenised.
         self._requests: dict[str, Stream | None] = {}
         # By sequence id: its stream, and its index there.
@@ -139,8 +144,7 @@ class Frontend:
         arrival_ns = self._clock_ns()
         if self._draining:
             raise DrainingError
-        if request.model and request.model != self.model.served_model_name:
-            raise UnknownModelError(model=request.model, served=self.model.served_model_name)
+        self.check_model(request.model)
         if request.request_id in self._requests:
             raise DuplicateRequestError(request.request_id)
         if self._num_preparing >= self._max_preparing:
@@ -176,13 +180,20 @@ class Frontend:
         for column, (sequence_id, token_id) in enumerate(zip(update.sequence_ids, update.token_ids, strict=True)):
             if (place := places.get(sequence_id)) is not None:
                 stream, index = place
-                gap_ns = stream.push_token(index, token_id, now_ns)
-                gaps_ns[gap_ns] = gaps_ns.get(gap_ns, 0) + 1
+                stopped = stream.push_token(index, token_id, now_ns, gaps_ns)
                 if update.logprobs:
                     stream.push_logprob(index, token_id, update.logprobs[column], _top(update, column))
-        gaps_ns.pop(0, None)  # first tokens
+                if stopped:
+                    self._finish(sequence_id, stream, index)
         self._metrics.inter_token_latency.observe_ns(gaps_ns)
         self._deliver_ends(update)
+
+    def _finish(self, sequence_id: int, stream: Stream, index: int) -> None:
+        """A stop string ended a sequence. What the engine sends of it from now on, its end included, is ignored."""
+        del self._places[sequence_id]
+        self._send(Finish(sequence_id=sequence_id, num_output_tokens=stream.push_stop(index)))
+        if stream.is_over:
+            self._cancel(stream)
 
     def _deliver_ends(self, update: StepUpdate) -> None:
         touched: list[Stream] = []
@@ -218,20 +229,31 @@ class Frontend:
             model=self.model,
             eos_token_ids=self.tokenizer.eos_token_ids,
             defaults=self.tokenizer.sampling_defaults,
+            has_text=self.tokenizer.has_text,
         )
+        specs = self._specs(validated, deadline_ns)
+        parsers = choose_parsers(request, prompt, self._parsers)
         return Stream(
             request_id=request.request_id,
             prompt_field=prompt.field,
-            specs=self._specs(validated, deadline_ns),
-            make_detokenizer=partial(self.tokenizer.detokenizer, skip_special_tokens=validated.skip_special_tokens),
+            outputs=make_outputs(validated, specs, self.tokenizer, parsers),
             arrival_ns=arrival_ns,
             metrics=self._metrics,
             turns=self._turns,
+            echo=validated.echo,
         )
 
-    async def encode(self, prompt: Prompt | None) -> EncodedPrompt:
-        """Tokenises a prompt, a long one in a thread. What it gives is not checked against the model's limits."""
-        work = partial(encode_prompt, prompt, self.tokenizer, self.model.max_model_len)
+    def check_model(self, name: str) -> None:
+        """Raises UnknownModelError unless the name is empty or that of the model."""
+        if name and name != self.model.served_model_name:
+            raise UnknownModelError(model=name, served=self.model.served_model_name)
+
+    async def encode(self, prompt: Prompt | None, *, special_tokens: bool = True) -> EncodedPrompt:
+        """Tokenises a prompt, a long one in a thread. What it gives is not checked against the model's limits.
+
+        special_tokens: as in `encode_prompt`.
+        """
+        work = partial(encode_prompt, prompt, self.tokenizer, self.model.max_model_len, special_tokens=special_tokens)
         if prompt_size(prompt) <= _INLINE_CHARACTERS:
             return work()
         return await asyncio.get_running_loop().run_in_executor(self._threads, work)

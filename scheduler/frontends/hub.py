@@ -36,7 +36,7 @@ from scheduler.frontends.protocol import (
     WorkerMissing,
 )
 from scheduler.listen import ListenError
-from scheduler.messages import Add, Cancel, Rejected, StepUpdate
+from scheduler.messages import Add, Cancel, Finish, Message, Rejected, StepUpdate
 from scheduler.metrics.request_metrics import RequestMetrics
 
 _RESTART_S: Final = 1.0
@@ -68,7 +68,7 @@ class Hub:
     """port: the public one. engine_address: of the server that answers what front ends pass on."""
 
     def __init__(self, config: SchedulerConfig, port: int, engine_address: str) -> None:
-        self._send: Callable[[Add | Cancel], None] = lambda message: None
+        self._send: Callable[[Message], None] = lambda message: None
         self._why_unavailable: Callable[[], str] = str
         self._config = config
         self._port = port
@@ -90,7 +90,7 @@ class Hub:
                 raise ListenError(f"cannot listen on port {self._port}: {member.error}")
 
     async def serve(
-        self, model: ModelInfo, send: Callable[[Add | Cancel], None], *, why_unavailable: Callable[[], str]
+        self, model: ModelInfo, send: Callable[[Message], None], *, why_unavailable: Callable[[], str]
     ) -> None:
         """Has all take requests; returns once they do. Raises ListenError if one ends instead.
 
@@ -229,7 +229,7 @@ class Hub:
         match message:
             case Add():
                 self._add(member, message)
-            case Cancel():
+            case Cancel() | Finish():
                 self._forget(member, message.sequence_id)
                 self._send(message)
             case Report():

@@ -1,4 +1,4 @@
-"""What the engine's process and a front end say to each other besides `Add`, `Cancel` and `StepUpdate`."""
+"""What the engine's process and a front end say to each other besides the values of `scheduler.messages`."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from scheduler.config import SchedulerConfig
 from scheduler.frontend.model_info import ModelInfo
-from scheduler.messages import Add, Cancel, StepUpdate
+from scheduler.messages import Message, StepUpdate
 from scheduler.metrics.request_metrics import RequestMetrics
 
 
@@ -76,4 +76,4 @@ class Stopped:
 
 
 Down = Listen | Serve | StepUpdate | WorkerMissing | Drain | Stop
-Up = Listening | Serving | Add | Cancel | Report | Stopped
+Up = Listening | Serving | Message | Report | Stopped

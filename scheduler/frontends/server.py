@@ -15,11 +15,11 @@ import structlog
 from grpc_health.v1 import health
 from grpc_reflection.v1alpha import reflection
 
-from octavo.serving.v1 import admin_pb2, generation_pb2, generation_pb2_grpc
+from octavo.serving.v1 import admin_pb2
 from scheduler.channel import SHARED_SERVER_OPTIONS
 from scheduler.frontend.frontend import Frontend
 from scheduler.frontend.malformed import MalformedRequestInterceptor
-from scheduler.frontend.service import GenerationServicer
+from scheduler.frontend.server import SERVICES, add_services, make_frontend
 from scheduler.frontend.tokenizer import Tokenizer, load_tokenizer
 from scheduler.frontends.channel import Channel, ChannelError
 from scheduler.frontends.forward import Forwarder
@@ -38,7 +38,6 @@ from scheduler.health_service import StartingUp
 from scheduler.listen import listen_address
 from scheduler.messages import StepUpdate
 
-_GENERATION: Final = generation_pb2.DESCRIPTOR.services_by_name["GenerationService"].full_name
 _ADMIN: Final = admin_pb2.DESCRIPTOR.services_by_name["AdminService"].full_name
 _REPORT_S: Final = 0.25
 _DRAIN_REPORT_S: Final = 0.02
@@ -56,7 +55,7 @@ class FrontendProcess:
         self._listen = listen
         self._server = grpc.aio.server(options=SHARED_SERVER_OPTIONS, interceptors=(MalformedRequestInterceptor(),))
         self._forwarder = Forwarder(listen.engine_address, (_ADMIN, health.SERVICE_NAME))
-        self._starting = StartingUp((_GENERATION,))
+        self._starting = StartingUp(SERVICES)
         self._frontend: Frontend | None = None
         self._why_unavailable = ""
         self._draining = False
@@ -64,7 +63,7 @@ class FrontendProcess:
     async def run(self) -> None:
         """Serves until it is told to stop, or the engine's process has gone."""
         self._server.add_generic_rpc_handlers((self._starting, self._forwarder))
-        names = (_GENERATION, _ADMIN, health.SERVICE_NAME, reflection.SERVICE_NAME)
+        names = (*SERVICES, _ADMIN, health.SERVICE_NAME, reflection.SERVICE_NAME)
         reflection.enable_server_reflection(names, self._server)
         try:
             self._server.add_insecure_port(listen_address(self._listen.config.host, self._listen.port))
@@ -105,16 +104,15 @@ class FrontendProcess:
 
     def _serve(self, message: Serve, tokenizer: Tokenizer) -> None:
         config = self._listen.config
-        self._frontend = Frontend(
-            tokenizer=tokenizer,
-            model=message.model,
-            send=self._channel.send,
+        self._frontend = make_frontend(
+            config,
+            message.model,
+            tokenizer,
+            self._channel.send,
             why_unavailable=lambda: self._why_unavailable,
-            max_preparing=config.max_num_waiting,
             sequence_ids=itertools.count(self._listen.first_sequence_id),
         )
-        servicer = GenerationServicer(self._frontend, log_prompts=config.log_prompts)
-        generation_pb2_grpc.add_GenerationServiceServicer_to_server(servicer, self._server)
+        add_services(self._server, self._frontend, config)
         self._starting.ready = True
         self._channel.send(Serving())
 

@@ -60,10 +60,22 @@ UPDATE = Verb(5, "update", (_RESULT,))
 REQUEUE_ALL = Verb(6, "requeue_all", (_COUNT, _COUNT))
 SET_RATES = Verb(7, "set_rates", (_COUNT, _COUNT), ("prefill_tokens_per_s", "copy_bytes_per_s"))
 DROP_PREFIX = Verb(8, "drop_prefix", (_SELECTION,))
+FINISH_AT = Verb(9, "finish", (_COUNT, _REASON, _COUNT))  # with the number of output tokens that are kept
 
 VERBS = {
     verb.number: verb
-    for verb in (SCHEDULE, ADD_GROUP, FINISH, FINISH_ALL, EXPIRE, UPDATE, REQUEUE_ALL, SET_RATES, DROP_PREFIX)
+    for verb in (
+        SCHEDULE,
+        ADD_GROUP,
+        FINISH,
+        FINISH_ALL,
+        EXPIRE,
+        UPDATE,
+        REQUEUE_ALL,
+        SET_RATES,
+        DROP_PREFIX,
+        FINISH_AT,
+    )
 }
 
 

@@ -17,7 +17,7 @@ from grpc_reflection.v1alpha.proto_reflection_descriptor_database import ProtoRe
 from tests.integration.harness import Cluster, cluster, collect
 from tests.integration.processes import ServiceProcess
 
-SERVING = ["octavo.serving.v1.AdminService", "octavo.serving.v1.GenerationService"]
+SERVING = [f"octavo.serving.v1.{name}Service" for name in ("Admin", "Generation", "Tokenizer")]
 STEPPING = ["octavo.worker.v1alpha1.WorkerService"]
 HEALTH = "grpc.health.v1.Health"
 

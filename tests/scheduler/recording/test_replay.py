@@ -229,6 +229,7 @@ def test_every_verb_replays(tmp_path: Path) -> None:
     core.add(SequenceSpec(sequence_id=12, prompt=prompt, max_tokens=3))
     core.expire(5)
     core.finish(11, EndReason.ABORT)
+    core.finish(12, EndReason.STOP, 0)
     core.finish_all(EndReason.WORKER_LOST)
     writer.close()
     assert {call.verb for call in Recording(tmp_path / "run.rec").calls()} == set(VERBS.values())
