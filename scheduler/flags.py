@@ -46,6 +46,12 @@ def parser() -> argparse.ArgumentParser:
     flag("--host", "address to listen on", metavar="ADDRESS")
     flag("--port", "TCP port of the public API; 0 picks a free one", type=int, metavar="PORT")
     flag("--metrics-port", "TCP port of Prometheus metrics over HTTP; 0 picks a free one", type=int, metavar="PORT")
+    flag(
+        "--frontends",
+        "processes that share the port and take tokenising and streaming off the engine's; 0: none, it does both",
+        type=int,
+        metavar="N",
+    )
     flag("--worker", "address of the worker", metavar="HOST:PORT")
     flag("--max-model-len", "tokens of prompt plus output at most; none: what the model allows", type=int, metavar="N")
     flag("--max-num-seqs", "sequences that run at once", type=int, metavar="N")

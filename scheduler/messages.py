@@ -15,9 +15,11 @@ from scheduler.core.sequence import SequenceSpec
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Add:
-    """The sequences of one request, by their index; they are accepted all or none."""
+    """The sequences of one request, by their index; they are accepted all or none. arrival_ns: when it came."""
 
     specs: tuple[SequenceSpec, ...]
+    request_id: str = ""
+    arrival_ns: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -16,7 +16,7 @@ import asyncio
 import itertools
 import random
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from dataclasses import replace
@@ -60,7 +60,8 @@ class Frontend:
 
     send: hands a message to the engine; must not block, and is called on the event loop. clock_ns: the engine's clock.
     why_unavailable: what is known of why there is no worker, for those whose request fails over it; may be empty.
-    max_preparing: requests that are being tokenised, or wait to be, before more are refused.
+    max_preparing: requests that are being tokenised, or wait to be, before more are refused. sequence_ids: gives the
+    sequences their ids, 1 and on by default.
     parsers: how tool calls and reasoning are found in the output of chats that do not say.
     """
 
@@ -73,6 +74,7 @@ class Frontend:
         clock_ns: Callable[[], int] = time.monotonic_ns,
         why_unavailable: Callable[[], str] = str,
         max_preparing: int = 4096,
+        sequence_ids: Iterator[int] | None = None,
         parsers: ParserDefaults = NO_PARSERS,
     ) -> None:
         self.tokenizer = tokenizer
@@ -87,7 +89,7 @@ class Frontend:
         self._requests: dict[str, Stream | None] = {}
         # By sequence id: its stream, and its index there.
         self._places: dict[int, tuple[Stream, int]] = {}
-        self._sequence_ids = itertools.count(1)
+        self._sequence_ids = itertools.count(1) if sequence_ids is None else sequence_ids
         self._seeds = random.Random()
         self._threads = ThreadPoolExecutor(_TOKENISING_THREADS, thread_name_prefix="tokenise")
         special_tokens = [tokenizer.token_bytes[token_id] for token_id in sorted(tokenizer.special_token_ids)]
@@ -124,7 +126,7 @@ class Frontend:
         """Refuses new requests from now on; the live ones go on."""
         self._draining = True
 
-    def shut_down(self) -> list[str]:
+    async def shut_down(self) -> list[str]:
         """Ends all requests that are not over, as those of a server that stops. Returns the ids of all that are lost:
         those, and others whose output has not been taken."""
         self._draining = True
@@ -155,7 +157,7 @@ class Frontend:
             stream = await self._admit(request, arrival_ns, deadline_ns)
             self._open.add(stream)
             try:
-                self._send(Add(specs=stream.specs))
+                self._send(Add(specs=stream.specs, request_id=stream.request_id, arrival_ns=arrival_ns))
                 yield stream
             finally:
                 self._open.discard(stream)

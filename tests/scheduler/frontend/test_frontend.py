@@ -125,15 +125,22 @@ def test_a_reader_is_woken_once_per_step_and_a_slow_one_gets_one_bigger_delta(
     async def test() -> None:
         async with frontend.open(request()) as stream:
             sequence_id = engine.added[0].sequence_id
-            read = asyncio.create_task(collect(stream))
+            deltas: list[Delta] = []
+
+            async def read() -> None:
+                async for piece in stream:
+                    deltas.extend(piece.deltas)
+
+            reading = asyncio.create_task(read())
             await turns()
             engine.start(sequence_id)
-            for token_id in b"abc":
+            for count, token_id in enumerate(b"abc", start=1):
                 engine.tokens(sequence_id, [token_id])
-                await turns()  # the reader keeps up
+                while len(deltas) < count:  # noqa: ASYNC110 - the reader keeps up
+                    await asyncio.sleep(0)
             engine.tokens(sequence_id, b"defgh")  # it does not
             engine.end(sequence_id, EndReason.LENGTH, last=ord("i"), count=9)
-            deltas = await read
+            await reading
             assert [delta.text for delta in deltas] == ["a", "b", "c", "defghi"]
             assert [delta.end is not None for delta in deltas] == [False, False, False, True]
 
