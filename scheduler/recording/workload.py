@@ -10,7 +10,7 @@ from scheduler.core.plan import StepPlan
 from scheduler.core.result import EndReason, StepOutput
 from scheduler.core.scheduler import Scheduler
 from scheduler.recording.step_model import ShapeTracker, StepShape, num_swapped_blocks
-from scheduler.recording.verbs import EXPIRE, REQUEUE_ALL, SCHEDULE, UPDATE, Verb, ends_in
+from scheduler.recording.verbs import ADOPT, EXPIRE, REQUEUE_ALL, SCHEDULE, UPDATE, Verb, ends_in
 
 
 class Workload:
@@ -49,6 +49,8 @@ class Workload:
                 self._on_result(time_ns, arguments[0].step_id, arguments[0].execute_ns, answer)
         elif verb is not EXPIRE:  # deadlines come with the sequences
             self.events.append((time_ns, verb, arguments))
+            if verb is ADOPT:
+                self.tokens.update((one.spec.sequence_id, array("Q", one.output)) for one in arguments[0])
             if verb is REQUEUE_ALL:
                 self._in_flight.clear()
                 self._lost_ns = time_ns if self._lost_ns is None else self._lost_ns

@@ -15,6 +15,8 @@ from scheduler.core.scheduler import Scheduler
 from scheduler.core.sequence import SequenceSpec
 from scheduler.engine import Engine, EngineConfig
 from scheduler.messages import Add, Cancel, Rejected, StepUpdate
+from scheduler.step_timeout import StepTimeout
+from scheduler.wire import WorkerCapacity
 from scheduler.worker_client import WorkerClient
 from tests.scheduler.scripted_worker import ScriptedWorker, counting
 
@@ -28,7 +30,8 @@ class Listener:
         self.tokens: dict[int, list[int]] = {}
         self.ends: dict[int, End] = {}
         self.rejected: dict[int, Rejected] = {}
-        self.sessions: list[bool] = []
+        self.health: list[bool] = []
+        self.workers: list[tuple[str, bool | None]] = []
         self._changed = asyncio.Event()
 
     def deliver(self, update: StepUpdate) -> None:
@@ -38,8 +41,11 @@ class Listener:
         self.rejected.update({rejected.sequence_id: rejected for rejected in update.rejected})
         self._changed.set()
 
-    def on_session(self, connected: bool) -> None:
-        self.sessions.append(connected)
+    def on_health(self, worker: str, healthy: bool | None) -> None:
+        if worker:
+            self.workers.append((worker, healthy))
+        else:
+            self.health.append(bool(healthy))
         self._changed.set()
 
     async def until(self, condition: Callable[[], bool]) -> None:
@@ -49,34 +55,53 @@ class Listener:
                 await self._changed.wait()
 
 
+PATIENT = StepTimeout(base_s=60, per_token_s=0)
+
+
 @asynccontextmanager
-async def running_engine(worker: ScriptedWorker, *, plans: int = 2, grace_s: float = 30.0):
-    port = await worker.start()
-    client = WorkerClient(f"127.0.0.1:{port}")
-    capacity = await client.capacity(10)
-    core = CoreConfig(
-        num_blocks=capacity.num_blocks,
-        block_size=capacity.block_size,
+async def running_engine(
+    *workers: ScriptedWorker, plans: int = 2, grace_s: float = 30.0, step_timeout: StepTimeout = PATIENT
+):
+    """An engine with these workers, whose lanes are numbered in this order, and their ports."""
+    ports = [await worker.start() for worker in workers]
+    clients = [WorkerClient(f"127.0.0.1:{port}") for port in ports]
+    capacities = [await client.capacity(10) for client in clients]
+
+    def open_core(capacity: WorkerCapacity) -> Scheduler:
+        return Scheduler(
+            CoreConfig(
+                num_blocks=capacity.num_blocks,
+                block_size=capacity.block_size,
+                max_num_seqs=8,
+                max_num_batched_tokens=32,
+                max_plans_in_flight=plans,
+            )
+        )
+
+    config = EngineConfig(
+        max_model_len=256,
         max_num_seqs=8,
         max_num_batched_tokens=32,
-        max_plans_in_flight=plans,
+        worker_grace_s=grace_s,
+        step_timeout=step_timeout,
     )
     listener = Listener()
-    engine = Engine(
-        Scheduler(core),
-        EngineConfig(max_model_len=256, worker_grace_s=grace_s),
-        client,
-        capacity,
-        on_session=listener.on_session,
-    )
+    engine = Engine(config, capacities[0].config_digest, open_core, on_health=listener.on_health)
+    for client, capacity in zip(clients, capacities, strict=True):
+        engine.join(client, capacity)
     task = asyncio.create_task(engine.run(listener.deliver))
     try:
-        yield engine, listener, port
+        yield engine, listener, ports[0]
     finally:
         task.cancel()
         await asyncio.wait([task])
-        await client.close()
-        await worker.die()
+        for worker in workers:
+            await worker.die()
+
+
+def core_of(engine: Engine, number: int = 0) -> Scheduler:
+    """The core of a worker, in the order in which they joined."""
+    return list(engine.fleet)[number].core
 
 
 def spec(sequence_id: int = 1, *, prompt: int = 6, max_tokens: int = 5) -> Add:
@@ -103,7 +128,7 @@ def test_two_plans_are_sent_before_the_first_result_and_not_a_third() -> None:
         worker.gate.clear()
         async with running_engine(worker) as (engine, listener, _):
             engine.send(spec())
-            await listener.until(lambda: engine.core.num_plans_in_flight == 2)
+            await listener.until(lambda: core_of(engine).num_plans_in_flight == 2)
             assert not listener.tokens
             worker.gate.set()
             await listener.until(lambda: 1 in listener.ends)
@@ -119,7 +144,7 @@ def test_a_lost_worker_costs_no_token_and_repeats_none() -> None:
             engine.send(spec(max_tokens=8))
             await listener.until(lambda: 1 in listener.ends)
             assert len(listener.tokens[1]) == 8
-            assert listener.sessions == [True, False, True]
+            assert listener.health == [False, True, False, True]
             readmission = next(plan for plan in worker.plans if plan.step_id > 3 and plan.admissions).admissions[0]
             assert list(readmission.token_ids) == [*range(6), 101, 102]
             assert (readmission.num_computed_tokens, readmission.output_index) == (0, 2)
@@ -134,13 +159,13 @@ def test_without_a_worker_within_the_grace_requests_fail_and_new_ones_too() -> N
         worker.gate.clear()
         async with running_engine(worker, grace_s=0.3) as (engine, listener, _):
             engine.send(spec())
-            await listener.until(lambda: engine.core.num_plans_in_flight == 2)
+            await listener.until(lambda: core_of(engine).num_plans_in_flight == 2)
             await worker.die()
             await listener.until(lambda: 1 in listener.ends)
             engine.send(spec(2))
             await listener.until(lambda: 2 in listener.ends)
             assert {end.reason for end in listener.ends.values()} == {EndReason.WORKER_LOST}
-            assert engine.core.num_waiting == 0
+            assert core_of(engine).num_waiting == 0
 
     asyncio.run(case())
 
@@ -152,7 +177,7 @@ def test_a_worker_that_comes_back_with_fewer_blocks_gets_what_still_fits() -> No
         async with running_engine(worker) as (engine, listener, port):
             engine.send(spec(1, prompt=6, max_tokens=5))
             engine.send(spec(2, prompt=20, max_tokens=20))
-            await listener.until(lambda: engine.core.num_plans_in_flight == 2)
+            await listener.until(lambda: core_of(engine).num_plans_in_flight == 2)
             await worker.die()
             smaller = ScriptedWorker(num_blocks=4)
             await smaller.start(port)
@@ -180,7 +205,7 @@ def test_a_result_that_answers_no_plan_ends_the_session_not_the_request() -> Non
             engine.send(spec())
             await listener.until(lambda: 1 in listener.ends)
             assert len(listener.tokens[1]) == 5
-            assert listener.sessions == [True, False, True]
+            assert listener.health == [False, True, False, True]
 
     asyncio.run(case())
 
@@ -201,7 +226,7 @@ def test_a_request_that_kills_every_worker_ends_and_its_neighbours_live() -> Non
             reasons = {number: end.reason for number, end in listener.ends.items()}
             assert reasons == {1: EndReason.LENGTH, 2: EndReason.KILLED_WORKER, 3: EndReason.LENGTH}
             assert [len(listener.tokens[number]) for number in (1, 3)] == [5, 5]
-            assert listener.sessions.count(False) == 3, "three deaths, not more"
+            assert listener.health.count(False) == 4, "three deaths after the start, not more"
 
     asyncio.run(case())
 
@@ -241,7 +266,7 @@ def test_refusals_and_cancels() -> None:
             engine.send(spec(3))
             await listener.until(lambda: 3 in listener.ends)
             assert 1 not in listener.ends and 1 not in listener.tokens
-            assert engine.core.blocks.pool.num_referenced == 0
+            assert core_of(engine).blocks.pool.num_referenced == 0
 
     asyncio.run(case())
 
@@ -252,7 +277,7 @@ def test_a_worker_with_another_model_is_not_used() -> None:
         worker.gate.clear()
         async with running_engine(worker, grace_s=1.0) as (engine, listener, port):
             engine.send(spec())
-            await listener.until(lambda: engine.core.num_plans_in_flight == 2)
+            await listener.until(lambda: core_of(engine).num_plans_in_flight == 2)
             await worker.die()
             other = ScriptedWorker(config_digest=b"two")
             await other.start(port)

@@ -141,6 +141,16 @@ class CoreMachine(RuleBasedStateMachine):
         """Any sequence that ever was, so often one that has ended."""
         self._lab.finish(1 + which % self.next_id, EndReason.ABORT)
 
+    @precondition(lambda self: self.lab and self.lab.core.num_waiting)
+    @rule(which=st.integers(0, 30), deaths=st.sampled_from((0, 0, 1, 2)), at_once=st.booleans())
+    def move(self, which: int, deaths: int, at_once: bool) -> None:
+        """A waiting sequence leaves for another worker, and what left first comes from there."""
+        waiting = list(self._lab.core.waiting)
+        self._lab.withdraw(waiting[which % len(waiting)].spec.sequence_id)
+        if self._lab.away and (at_once or len(self._lab.away) > 2):
+            self.totals["moves"] += 1
+            self._lab.adopt(more_deaths=deaths)
+
     @rule(ns=st.integers(0, 2))
     def pass_time(self, ns: int) -> None:
         self.now_ns += ns
@@ -201,6 +211,8 @@ class CoreMachine(RuleBasedStateMachine):
     def teardown(self) -> None:
         if self.lab is None:
             return
+        while self.lab.away:
+            self.lab.adopt()
         self.lab.drain()
         self.lab.check()
         self.lab.check_empty()
@@ -233,5 +245,5 @@ def test_any_use_of_the_core_keeps_its_promises() -> None:
         )
     print(dict(totals))
     assert totals["steps"] >= _MIN_STEPS, "too little was tried to mean anything"
-    often = ("preemptions", "swaps", "swapped in", "forks", "hits", "faults", "losses", "ended by faults")
+    often = ("preemptions", "swaps", "swapped in", "forks", "hits", "faults", "losses", "moves", "ended by faults")
     assert all(totals[event] >= _MIN_EVENTS for event in often), f"something was hardly ever tried: {totals}"
