@@ -117,16 +117,22 @@ def plan_moves(workers: Sequence[WorkerView], waiting: Mapping[int, Iterable[Uni
     """What moves now. waiting: the units that may move, by the number of their worker, in order of service."""
     views = {worker.number: worker for worker in workers}
     moves: list[Move] = []
-    for number in sorted(waiting, key=lambda number: (views[number].serves, number)):
-        for unit in waiting[number]:
-            target = _target(unit, views[number], list(views.values()))
-            if target is None:
-                if views[number].serves and not views[number].num_suspects:
-                    break  # those behind it have no better claim
-                continue
-            moves.append(Move(unit.sequence_id, number, target))
-            views[number] = _without(views[number], unit)
+
+    def offer(unit: Unit, home: int) -> bool:
+        target = _target(unit, views[home], list(views.values()))
+        if target is not None:
+            moves.append(Move(unit.sequence_id, home, target))
+            views[home] = _without(views[home], unit)
             views[target] = _with(views[target], unit)
+        return target is not None
+
+    units = {number: tuple(waiting[number]) for number in sorted(waiting, key=lambda one: (views[one].serves, one))}
+    for suspects in (True, False):  # suspects first: where they are tried decides where the others do not go
+        for home, queue in units.items():
+            for unit in queue:
+                moved = unit.suspect is not suspects or offer(unit, home)
+                if not moved and views[home].serves and not views[home].num_suspects:
+                    break  # those behind it have no better claim
     return moves
 
 
