@@ -114,7 +114,7 @@ class Engine:
         """A worker goes: it gets nothing new, what waits for it moves, and what it runs ends there if it can."""
         lane = self.fleet.find(address)
         if lane is None:
-            self._stop_link(address)
+            self._forget(address)
         else:
             lane.leave(time.monotonic_ns())
         self._wake.set()
@@ -207,15 +207,13 @@ class Engine:
     def _dismiss(self) -> None:
         for lane in self.fleet.dismiss():
             log.info("worker left", worker=lane.address)
-            self._stop_link(lane.address)
-            self._health.pop(lane.address, None)
-            self._on_health(lane.address, None)
+            self._forget(lane.address)
 
     def _report_health(self, now_ns: int) -> None:
         """Overall it is healthy if some worker makes progress, and none has something to run and does not run it."""
         progress = {lane: lane.makes_progress(now_ns) for lane in self.fleet}
         stalled = any(lane.connected and not fine for lane, fine in progress.items())
-        states = {lane.address: fine for lane, fine in progress.items()}
+        states = dict.fromkeys(self._links, False) | {lane.address: fine for lane, fine in progress.items()}
         states[""] = any(fine and not lane.leaving for lane, fine in progress.items()) and not stalled
         for name, fine in states.items():
             if self._health.get(name) is not fine:
@@ -250,6 +248,11 @@ class Engine:
             max_num_batched_tokens=self._config.max_num_batched_tokens,
             max_model_len=self._config.max_model_len,
         )
+
+    def _forget(self, address: str) -> None:
+        self._stop_link(address)
+        if self._health.pop(address, None) is not None:
+            self._on_health(address, None)
 
     def _stop_link(self, address: str) -> None:
         link = self._links.pop(address, None)

@@ -12,11 +12,11 @@ import grpc
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from clients import AdminClient, Completion, DeltaStream, InternalError
+from clients import AdminClient, Client, Completion, DeltaStream, InternalError
 from clients.results import join
 from tests.integration.checksums import assert_closed_form
 from tests.integration.deadly_worker import FAILS, KILLS
-from tests.integration.harness import Cluster, cluster, collect
+from tests.integration.harness import EXACT, Cluster, cluster, collect, scheduler_process, worker_process
 from tests.integration.processes import ServiceProcess, wait_until
 from tests.oracle.tokenizer import byte_ids
 from tests.oracle.uniform import UniformOracle
@@ -35,10 +35,10 @@ def pair(uniform_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Itera
         yield running
 
 
-def submit(server: Cluster, index: int, **more: object) -> DeltaStream:
+def submit(server: Cluster, index: int, *, max_tokens: int = OUTPUT, **more: object) -> DeltaStream:
     """Greedy and seeded by turns."""
     sampling = {"temperature": 1.0, "seed": index} if index % 2 else {"temperature": 0.0}
-    return server.generate(PROMPTS[index], max_tokens=OUTPUT, ignore_eos=True, logprobs=5, **sampling, **more)  # type: ignore[arg-type]
+    return server.generate(PROMPTS[index], max_tokens=max_tokens, ignore_eos=True, logprobs=5, **sampling, **more)  # type: ignore[arg-type]
 
 
 def finish(heads: list[list[object]], streams: list[DeltaStream]) -> list[Completion]:
@@ -171,3 +171,46 @@ def watched(server: Cluster, deaths: list[ServiceProcess]) -> Iterator[None]:
     finally:
         over.set()
         thread.join()
+
+
+def test_workers_join_and_leave_with_their_name(uniform: UniformOracle, uniform_model: Path, tmp_path: Path) -> None:
+    """Two addresses of this machine, one port."""
+    names = tmp_path / "names"
+    names.write_text("workers 127.0.0.1\n")
+    first = worker_process(uniform_model, tmp_path, [*EXACT, "--threads", "1", *POOL], name="first")
+    arguments = ["--model", str(uniform_model), "--host", "127.0.0.2", "--port", str(first.port), *EXACT, *POOL]
+    second = ServiceProcess(
+        "second", ["-m", "worker", *arguments, "--threads", "1"], first.port, tmp_path / "second.log"
+    )
+    target = f"dns:///workers:{first.port}"
+    program = ["-m", "tests.integration.scheduler_with_names"]
+    scheduler = scheduler_process(
+        uniform_model, tmp_path, target, ["--max-num-seqs", "2", *HASTY], {"NAMES": str(names)}, program
+    )
+    with contextlib.ExitStack() as cleanup:
+        for process in (first, second, scheduler):
+            cleanup.callback(process.kill)
+            process.start()
+        scheduler.wait_serving()
+        client = cleanup.enter_context(Client(scheduler.address))
+        server = Cluster(workers=(first, second), scheduler=scheduler, client=client, proxy=None)
+        assert [worker.address for worker in server.stats().workers] == [f"127.0.0.1:{first.port}"]
+
+        streams = [submit(server, index, max_tokens=1000) for index in range(4)]  # two rows, so that two wait
+        names.write_text("workers 127.0.0.1 127.0.0.2\n")
+        joined, left = f"127.0.0.2:{first.port}", f"127.0.0.1:{first.port}"
+        server.wait_for(
+            lambda stats: [(one.address, one.queues.running) for one in stats.workers] == [(left, 2), (joined, 2)],
+            "the second one has joined and runs what waited",
+        )
+        names.write_text("workers 127.0.0.2\n")
+        for index, stream in enumerate(streams):
+            completion = collect(stream)
+            assert len(completion.token_ids) == 1000
+            assert_closed_form(uniform, byte_ids(PROMPTS[index]), completion)
+        server.wait_for(lambda stats: [one.address for one in stats.workers] == [joined], "the first one has left")
+        assert health(server, f"worker/{left}") == "SERVICE_UNKNOWN"
+        first.kill()
+        assert health(server, f"worker/{joined}") == health(server, "") == "SERVING"
+        assert len(server.complete("Still there?", max_tokens=5, ignore_eos=True).token_ids) == 5
+        assert server.wait_empty().counters.finished == 5
