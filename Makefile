@@ -14,7 +14,7 @@ FETCH := $(if $(filter $(DEMO_MODEL),$(MODEL)),model)
 MAKEFLAGS += --no-print-directory
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help setup native model demo serve test check check-python check-protos check-kernels protos traces bench bench-scheduler gpu-check format constraints clean
+.PHONY: help setup native model demo serve test check check-python check-protos check-kernels protos traces bench bench-peers bench-scheduler gpu-check format constraints clean
 
 help:  ## list the targets
 	@sed -n 's/^\([a-z-]*\):[^#]*## \(.*\)/  \1|\2/p' Makefile | awk -F'|' '{printf "%-16s %s\n", $$1, $$2}'
@@ -70,12 +70,17 @@ protos: setup  ## generate the stubs in protos/gen
 traces: setup  ## rewrite the golden traces of the scheduler core
 	@$(BIN)/python -m tests.scheduler.core.rewrite_traces
 
-bench: setup native model  ## run the benchmarks
-	@$(BIN)/python -m bench
+BENCH ?=
+bench: setup native model  ## Octavo beside the peers that are installed; BENCH="--only W2 --rounds 1" for less
+	@$(BIN)/python -m bench $(BENCH)
+
+bench-peers: setup  ## install the peers, each in an environment of its own (half an hour on two cores)
+	@$(BIN)/python -m tools.install_peers --torch-index "$(TORCH_INDEX)"
 
 bench-scheduler: setup  ## microseconds per scheduler step, beside vLLM's scheduler
-	@$(BIN)/python -m tools.install_vllm --torch-index "$(TORCH_INDEX)"
+	@$(BIN)/python -m tools.install_peers --torch-index "$(TORCH_INDEX)" vllm
 	@$(BIN)/python -m bench.scheduler
+	@$(BIN)/python -m bench.scheduler.engine
 
 gpu-check:  ## check and measure this machine's GPU with the Python, torch and Triton that it has, in under 10 minutes
 	@$(PYTHON) -m bench.gpu_check $(GPU_CHECK_FLAGS)

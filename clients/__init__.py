@@ -21,7 +21,19 @@ from clients.errors import (
     Violation,
 )
 from clients.request import Message, SamplingParams
-from clients.results import Choice, Completion, Delta, FinishReason, ModelInfo, TokenLogprob, TopLogprob, Usage
+from clients.results import (
+    Choice,
+    Completion,
+    Delta,
+    FinishReason,
+    ModelInfo,
+    TokenLogprob,
+    Tokens,
+    ToolCall,
+    ToolCallDelta,
+    TopLogprob,
+    Usage,
+)
 from clients.stats import Stats
 from clients.sync import Client, DeltaStream
 
@@ -47,6 +59,9 @@ __all__ = [
     "SamplingParams",
     "Stats",
     "TokenLogprob",
+    "Tokens",
+    "ToolCall",
+    "ToolCallDelta",
     "TopLogprob",
     "UnavailableError",
     "Usage",

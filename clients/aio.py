@@ -6,19 +6,21 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
+from collections.abc import Sequence
 from types import TracebackType
 from typing import Any, Self, Unpack
 
 import grpc
 import grpc.aio
 
-from clients import admin_client, generation_client, health_client
+from clients import admin_client, generation_client, health_client, tokenizer_client
 from clients.channel import OPTIONS
 from clients.errors import OctavoError
 from clients.request import RequestKeywords, make_request
-from clients.results import Completion, Delta, ModelInfo, Usage, join
+from clients.results import Completion, Delta, ModelInfo, Tokens, Usage, join
 from clients.stats import Stats
 from clients.status_client import octavo_error
+from clients.tokenizer_client import PromptKeywords
 
 
 class AsyncDeltaStream:
@@ -27,7 +29,8 @@ class AsyncDeltaStream:
     Closing it, leaving its `async with` block, cancelling the task that iterates it or dropping the last reference to
     it cancels the call, and the server frees what the request holds. After a close the iteration ends.
 
-    request_id: known from the first delta on. usage: known after the last.
+    request_id: known from the first delta on. usage: known after the last. prompt_token_ids: with echo, from the first
+    delta on.
     """
 
     def __init__(self, call: Any) -> None:
@@ -37,6 +40,7 @@ class AsyncDeltaStream:
         self._closed = False
         self.request_id = ""
         self.usage: Usage | None = None
+        self.prompt_token_ids: tuple[int, ...] = ()
 
     def __aiter__(self) -> Self:
         return self
@@ -59,6 +63,7 @@ class AsyncDeltaStream:
                 raise OctavoError(grpc.StatusCode.CANCELLED, "the client was closed") from None
             self.request_id = piece.request_id
             self.usage = piece.usage
+            self.prompt_token_ids = self.prompt_token_ids or piece.prompt_token_ids
             self._ready.extend(piece.deltas)
         return self._ready.popleft()
 
@@ -87,6 +92,7 @@ class AsyncClient:
     def __init__(self, target: str) -> None:
         self._channel = grpc.aio.insecure_channel(target, options=OPTIONS)
         self._generation = generation_client.GenerationStub(self._channel)
+        self._tokenizer = tokenizer_client.TokenizerStub(self._channel)
         self._admin = admin_client.AdminStub(self._channel)
         self._health = health_client.HealthStub(self._channel)
 
@@ -107,7 +113,39 @@ class AsyncClient:
         stream = self.generate(prompt, timeout=timeout, **keywords)
         async with stream:
             deltas = [delta async for delta in stream]
-            return join(stream.request_id, deltas, stream.usage)
+            return join(stream.request_id, deltas, stream.usage, stream.prompt_token_ids)
+
+    async def tokenize(
+        self,
+        text: str | None = None,
+        *,
+        without_special_tokens: bool = False,
+        with_token_bytes: bool = False,
+        timeout: float | None = None,
+        **keywords: Unpack[PromptKeywords],
+    ) -> Tokens:
+        """The token ids of a prompt: text, or `messages=`, or `token_ids=`. Keywords: those of `PromptKeywords`."""
+        request = tokenizer_client.tokenize_request(text, without_special_tokens, with_token_bytes, keywords)
+        return tokenizer_client.tokens(await _answer(self._tokenizer.Tokenize(request, timeout=timeout)))
+
+    async def count_tokens(
+        self, text: str | None = None, *, timeout: float | None = None, **keywords: Unpack[PromptKeywords]
+    ) -> int:
+        """How many tokens a prompt has; otherwise like `tokenize`."""
+        request = tokenizer_client.count_request(text, keywords)
+        return int((await _answer(self._tokenizer.CountTokens(request, timeout=timeout))).count)
+
+    async def detokenize(
+        self,
+        token_ids: Sequence[int],
+        *,
+        skip_special_tokens: bool | None = None,
+        spaces_between_special_tokens: bool = False,
+        timeout: float | None = None,
+    ) -> str:
+        """The text of token ids."""
+        request = tokenizer_client.detokenize_request(token_ids, skip_special_tokens, spaces_between_special_tokens)
+        return str((await _answer(self._tokenizer.Detokenize(request, timeout=timeout))).text)
 
     async def model_info(self, *, timeout: float | None = None) -> ModelInfo:
         """The served model and the limits of a request."""

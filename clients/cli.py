@@ -11,7 +11,7 @@ import sys
 from collections.abc import Sequence
 from importlib import metadata
 
-from clients.commands import blocks, chat, demo, explain, generate, health, info, replay, requests, serve
+from clients.commands import blocks, chat, demo, explain, generate, health, info, replay, requests, serve, tokenize
 from clients.errors import OctavoError, UnavailableError
 from clients.local.errors import LocalError
 
@@ -42,7 +42,7 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="octavo", description="Serve a language model, or talk to a server.")
     parser.add_argument("--version", action="version", version=f"octavo {_version()}")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
-    for command in (serve, generate, chat, demo, info, health, requests, explain, blocks, replay):
+    for command in (serve, generate, chat, demo, info, health, requests, explain, blocks, tokenize, replay):
         command.add_parser(commands)
     return parser
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import fields
 from typing import Any, Final
@@ -9,12 +10,21 @@ from typing import Any, Final
 import grpc
 
 from clients.errors import InvalidRequestError, Violation
-from clients.request import Request, SamplingParams
-from clients.results import Delta, FinishReason, ModelInfo, Piece, TokenLogprob, TopLogprob, Usage
+from clients.request import Prompt, Request, SamplingParams
+from clients.results import Delta, FinishReason, ModelInfo, Piece, TokenLogprob, ToolCallDelta, TopLogprob, Usage
 from octavo.serving.v1 import generation_pb2, generation_pb2_grpc, sampling_pb2
 
 GenerationStub: Final = generation_pb2_grpc.GenerationServiceStub
 
+_PLAIN_FIELDS: Final = (
+    "request_id",
+    "tenant",
+    "priority",
+    "cache_salt",
+    "model",
+    "tool_call_parser",
+    "reasoning_parser",
+)
 _FINISH_REASONS: dict[int, FinishReason | None] = {
     generation_pb2.FINISH_REASON_UNSPECIFIED: None,
     generation_pb2.FINISH_REASON_STOP: FinishReason.STOP,
@@ -25,31 +35,54 @@ _FINISH_REASONS: dict[int, FinishReason | None] = {
 def request_message(request: Request) -> generation_pb2.GenerateRequest:
     """Raises InvalidRequestError for a value that its field cannot hold, for example a negative token id."""
     message = generation_pb2.GenerateRequest()
-    for name in ("request_id", "tenant", "priority", "cache_salt", "model"):
-        _assign(message, name, getattr(request, name), name)
-    if request.prompt is not None:
-        _assign(message, "text", request.prompt, "prompt")
-    elif request.token_ids is not None:
-        message.token_ids.SetInParent()  # an empty prompt is the server's to refuse
-        _assign(message.token_ids, "ids", request.token_ids, "token_ids")
-    elif request.messages is not None:
-        message.chat.SetInParent()
-        for i, turn in enumerate(request.messages):
-            added = message.chat.messages.add()
-            _assign(added, "role", turn["role"], f"messages[{i}].role")
-            _assign(added, "content", turn["content"], f"messages[{i}].content")
+    for name in _PLAIN_FIELDS:
+        assign(message, name, getattr(request, name), name)
+    set_prompt(message, request)
     message.sampling_params.CopyFrom(_sampling_message(request.sampling_params))
     return message
+
+
+def set_prompt(message: Any, prompt: Prompt) -> None:
+    """Fills in the oneof that several messages have. Raises InvalidRequestError as `request_message` does."""
+    if prompt.prompt is not None:
+        assign(message, "text", prompt.prompt, "prompt")
+    elif prompt.token_ids is not None:
+        message.token_ids.SetInParent()  # an empty prompt is the server's to refuse
+        assign(message.token_ids, "ids", prompt.token_ids, "token_ids")
+    else:
+        _set_chat(message.chat, prompt)
+
+
+def _set_chat(chat: generation_pb2.ChatPrompt, prompt: Prompt) -> None:
+    chat.SetInParent()
+    for i, turn in enumerate(prompt.messages or ()):
+        added = chat.messages.add()
+        for name in ("role", "content", "tool_call_id", "name", "reasoning"):
+            assign(added, name, turn.get(name), f"messages[{i}].{name}")
+        for call in turn.get("tool_calls", ()):
+            added.tool_calls.add(id=call.id, name=call.name, arguments=call.arguments)
+    assign(chat, "add_generation_prompt", prompt.add_generation_prompt, "add_generation_prompt")
+    assign(chat, "continue_final_message", prompt.continue_final_message, "continue_final_message")
+    chat.tools.extend(_as_json(tool, f"tools[{i}]") for i, tool in enumerate(prompt.tools))
+    if prompt.template_kwargs:
+        chat.template_kwargs = _as_json(prompt.template_kwargs, "template_kwargs")
+
+
+def _as_json(value: object, path: str) -> str:
+    try:
+        return json.dumps(value)
+    except (TypeError, ValueError) as error:
+        raise _does_not_fit(value, path, error) from None
 
 
 def _sampling_message(params: SamplingParams) -> sampling_pb2.SamplingParams:
     message = sampling_pb2.SamplingParams()
     for field in fields(params):
-        _assign(message, field.name, getattr(params, field.name), f"sampling_params.{field.name}")
+        assign(message, field.name, getattr(params, field.name), f"sampling_params.{field.name}")
     return message
 
 
-def _assign(message: Any, name: str, value: object, path: str) -> None:
+def assign(message: Any, name: str, value: object, path: str) -> None:
     """Sets a field unless the value is None. `path` names it in the error."""
     if value is None:
         return
@@ -61,10 +94,14 @@ def _assign(message: Any, name: str, value: object, path: str) -> None:
         else:
             setattr(message, name, value)
     except (TypeError, ValueError) as error:
-        description = f"{value!r} does not fit the field: {error}"
-        raise InvalidRequestError(
-            grpc.StatusCode.INVALID_ARGUMENT, f"{path}: {description}", violations=[Violation(path, description)]
-        ) from None
+        raise _does_not_fit(value, path, error) from None
+
+
+def _does_not_fit(value: object, path: str, error: Exception) -> InvalidRequestError:
+    description = f"{value!r} does not fit the field: {error}"
+    return InvalidRequestError(
+        grpc.StatusCode.INVALID_ARGUMENT, f"{path}: {description}", violations=[Violation(path, description)]
+    )
 
 
 def piece(response: generation_pb2.GenerateResponse) -> Piece:
@@ -73,6 +110,7 @@ def piece(response: generation_pb2.GenerateResponse) -> Piece:
         request_id=response.request_id,
         deltas=tuple(_delta(delta) for delta in response.deltas),
         usage=_usage(response.usage) if response.HasField("usage") else None,
+        prompt_token_ids=tuple(response.prompt_token_ids),
     )
 
 
@@ -84,12 +122,23 @@ def _delta(delta: generation_pb2.SequenceDelta) -> Delta:
         logprobs=tuple(_logprob(entry) for entry in delta.logprobs),
         finish_reason=_FINISH_REASONS.get(delta.finish_reason, FinishReason.UNKNOWN),
         stop_token_id=delta.stop_token_id if delta.HasField("stop_token_id") else None,
+        stop_string=delta.stop_string if delta.HasField("stop_string") else None,
+        reasoning=delta.reasoning,
+        tool_calls=tuple(
+            ToolCallDelta(index=part.index, id=part.id, name=part.name, arguments=part.arguments)
+            for part in delta.tool_calls
+        ),
     )
 
 
 def _logprob(entry: generation_pb2.TokenLogprob) -> TokenLogprob:
-    top = tuple(TopLogprob(token_id=other.token_id, logprob=other.logprob) for other in entry.top)
-    return TokenLogprob(token_id=entry.token_id, logprob=entry.logprob, top=top)
+    top = tuple(
+        TopLogprob(token_id=other.token_id, logprob=other.logprob, text=other.text, token_bytes=other.token_bytes)
+        for other in entry.top
+    )
+    return TokenLogprob(
+        token_id=entry.token_id, logprob=entry.logprob, top=top, text=entry.text, token_bytes=entry.token_bytes
+    )
 
 
 def _usage(usage: generation_pb2.Usage) -> Usage:

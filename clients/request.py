@@ -7,15 +7,25 @@ checks ranges; what the wire format cannot hold at all is refused when the reque
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields, replace
-from typing import Any, TypedDict
+from dataclasses import dataclass, field, fields, replace
+from typing import Any, NotRequired, TypedDict
+
+from clients.results import ToolCall
 
 
 class Message(TypedDict):
-    """One turn of a conversation. role: "system", "user", "assistant" or what else the chat template knows."""
+    """One turn of a conversation. role: "system", "user", "assistant", "tool" or what else the chat template knows.
+
+    tool_calls: what the assistant called in this turn. tool_call_id: the call that a tool's message answers. name: of
+    the speaker or the tool. reasoning: what the assistant thought before it spoke.
+    """
 
     role: str
     content: str
+    tool_calls: NotRequired[Sequence[ToolCall]]
+    tool_call_id: NotRequired[str]
+    name: NotRequired[str]
+    reasoning: NotRequired[str]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,10 +85,27 @@ class SamplingKeywords(TypedDict, total=False):
     echo: bool | None
 
 
-class RequestKeywords(SamplingKeywords, total=False):
+class ChatKeywords(TypedDict, total=False):
+    """What goes with messages.
+
+    add_generation_prompt: begin the assistant's turn; the server's default is yes.
+    continue_final_message: let the output go on with the last message.
+    tools: what the model may call, each as JSON: {"type": "function", "function": {"name": ..., "parameters": ...}}.
+    template_kwargs: more variables for the chat template, as JSON.
+    """
+
+    add_generation_prompt: bool | None
+    continue_final_message: bool
+    tools: Sequence[Mapping[str, Any]]
+    template_kwargs: Mapping[str, Any]
+
+
+class RequestKeywords(SamplingKeywords, ChatKeywords, total=False):
     """The keyword arguments of `generate` and `complete`, besides the prompt and the timeout.
 
     messages, token_ids: the prompt, if it is not text.
+    tool_call_parser, reasoning_parser: how these are found in the output, as in GenerateRequest; None is the server's
+      choice.
     sampling_params: a ready SamplingParams; sampling keywords given as well override its fields.
     request_id: names the request in the server's logs; the server makes one if none is given.
     tenant: whom the request is accounted to.
@@ -95,21 +122,21 @@ class RequestKeywords(SamplingKeywords, total=False):
     priority: int | None
     cache_salt: str
     model: str
+    tool_call_parser: str | None
+    reasoning_parser: str | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Request:
-    """A request as it is sent: one prompt of one kind and how to continue it."""
+class Prompt:
+    """A prompt of one kind."""
 
     prompt: str | None = None
     messages: Sequence[Message] | None = None
     token_ids: Sequence[int] | None = None
-    sampling_params: SamplingParams = SamplingParams()
-    request_id: str = ""
-    tenant: str = ""
-    priority: int | None = None
-    cache_salt: str = ""
-    model: str = ""
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool = False
+    tools: Sequence[Mapping[str, Any]] = ()
+    template_kwargs: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         kinds = [name for name in ("prompt", "messages", "token_ids") if getattr(self, name) is not None]
@@ -118,7 +145,21 @@ class Request:
             raise TypeError(f"give exactly one of prompt, messages and token_ids, not {given}")
 
 
-_SAMPLING_FIELDS = frozenset(field.name for field in fields(SamplingParams))
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Request(Prompt):
+    """A request as it is sent: a prompt and how to continue it."""
+
+    sampling_params: SamplingParams = SamplingParams()
+    request_id: str = ""
+    tenant: str = ""
+    priority: int | None = None
+    cache_salt: str = ""
+    model: str = ""
+    tool_call_parser: str | None = None
+    reasoning_parser: str | None = None
+
+
+_SAMPLING_FIELDS = frozenset(each.name for each in fields(SamplingParams))
 
 
 def make_request(prompt: str | None, keywords: RequestKeywords) -> Request:

@@ -19,6 +19,8 @@ from scheduler.frontend.model_info import ModelInfo
 from scheduler.frontend.tokenizer import Tokenizer
 from scheduler.inspector import InspectedWorker
 from scheduler.lane import WorkerLane
+from scheduler.metrics.collector import Figures, GroupFigures
+from scheduler.metrics.request_metrics import RequestMetrics
 from scheduler.recording.errors import RecordingError
 from scheduler.recording.recorded_scheduler import RecordedScheduler
 from scheduler.recording.writer import RecordingWriter
@@ -45,6 +47,7 @@ def core_config(config: SchedulerConfig, capacity: wire.WorkerCapacity) -> CoreC
         max_plans_in_flight=config.max_plans_in_flight,
         enable_prefix_caching=config.enable_prefix_caching,
         max_num_waiting=config.max_num_waiting,
+        max_num_waiting_tokens=config.max_num_waiting_tokens,
         watermark=int(capacity.num_blocks * _WATERMARK_FRACTION),
     )
 
@@ -173,3 +176,23 @@ def _worker_stats(lane: WorkerLane) -> stats.WorkerStats:
         ),
         host_blocks=stats.HostBlockStats(total=core.host.num_blocks, free=core.host.num_free),
     )
+
+
+def read_figures(engine: Engine, requests: RequestMetrics) -> Figures:
+    """The figures of a scrape as of now: a group for each worker."""
+    groups = [
+        GroupFigures(
+            stats=stats.Stats(
+                queues=worker.queues,
+                blocks=worker.blocks,
+                host_blocks=worker.host_blocks,
+                counters=stats.CounterStats(**asdict(lane.core.counters)),
+                workers=(worker,),
+            ),
+            waiting_tokens=lane.core.num_waiting_tokens,
+            in_flight_tokens=lane.core.num_tokens_in_flight,
+        )
+        for lane in engine.fleet
+        for worker in (_worker_stats(lane),)
+    ]
+    return Figures(groups=groups, requests=requests)

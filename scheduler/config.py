@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from scheduler.frontend.parsing.choice import NONE, REASONING_CHOICES, TOOL_CALL_CHOICES
+
 
 class ConfigError(Exception):
     """A flag has a value that cannot be; the message names the flag, the value and the limit."""
@@ -18,12 +20,14 @@ class SchedulerConfig:
     served_model_name: str | None = None
     host: str = "127.0.0.1"
     port: int = 50051
+    metrics_port: int | None = None
     worker: tuple[str, ...] = ("127.0.0.1:50052",)
     max_model_len: int | None = None
     max_num_seqs: int = 64
     max_num_batched_tokens: int = 512
     max_plans_in_flight: int = 2
     max_num_waiting: int = 4096
+    max_num_waiting_tokens: int = 4_000_000
     max_overtakes: int = 8
     scheduling_policy: str = "priority"
     preemption_mode: str = "auto"
@@ -32,18 +36,24 @@ class SchedulerConfig:
     step_timeout: float = 10.0
     step_timeout_per_token: float = 0.2
     drain_grace: float = 30.0
+    tool_call_parser: str = NONE
+    reasoning_parser: str = NONE
     record: str | None = None
     log_level: str = "info"
     log_format: str = "auto"
+    log_prompts: bool = False
 
     def __post_init__(self) -> None:
         if not self.model:
             raise ConfigError("--model is required")
         self._at_least("max_num_seqs", 1)
         self._at_least("max_num_waiting", 1)
+        self._at_least("max_num_waiting_tokens", 1)
         self._at_least("max_overtakes", 0)
         self._one_of("scheduling_policy", SCHEDULING_POLICIES)
         self._one_of("preemption_mode", PREEMPTION_MODES)
+        self._one_of("tool_call_parser", TOOL_CALL_CHOICES)
+        self._one_of("reasoning_parser", REASONING_CHOICES)
         self._one_of("log_level", LOG_LEVELS)
         self._one_of("log_format", LOG_FORMATS)
         self._at_least("max_num_batched_tokens", self.max_num_seqs, "--max-num-seqs")
@@ -57,8 +67,13 @@ class SchedulerConfig:
             self._at_least("max_model_len", 2)
         if self.max_plans_in_flight not in (1, 2):
             raise ConfigError(f"--max-plans-in-flight must be 1 or 2, is {self.max_plans_in_flight}")
-        if not 0 <= self.port <= 65535:
-            raise ConfigError(f"--port must be in [0, 65535], is {self.port}")
+        self._port("port")
+        self._port("metrics_port")
+
+    def _port(self, field: str) -> None:
+        value = getattr(self, field)
+        if value is not None and not 0 <= value <= 65535:
+            raise ConfigError(f"{_flag(field)} must be in [0, 65535], is {value}")
 
     def _one_of(self, field: str, values: tuple[str, ...]) -> None:
         if getattr(self, field) not in values:

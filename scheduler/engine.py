@@ -24,7 +24,7 @@ from scheduler.core.result import End, EndReason, StepOutput
 from scheduler.core.scheduler import Scheduler
 from scheduler.fleet import Fleet
 from scheduler.lane import WorkerLane
-from scheduler.messages import Add, Cancel, Rejected, Started, StepUpdate
+from scheduler.messages import Cancel, Finish, Message, Rejected, Started, StepUpdate
 from scheduler.step_feed import StepFeed
 from scheduler.step_timeout import StepTimeout
 from scheduler.worker_client import WorkerClient
@@ -84,7 +84,7 @@ class Engine:
         self._links: dict[str, WorkerLink] = {}
         self._health: dict[str, bool] = {}
         self._stopping: set[asyncio.Task[None]] = set()
-        self._inbox: deque[Add | Cancel] = deque()
+        self._inbox: deque[Message] = deque()
         self._wake = asyncio.Event()
 
     @property
@@ -119,7 +119,7 @@ class Engine:
             lane.leave(time.monotonic_ns())
         self._wake.set()
 
-    def send(self, message: Add | Cancel) -> None:
+    def send(self, message: Message) -> None:
         """Takes a message from a front end; it is handled in the next turn."""
         self._inbox.append(message)
         self._wake.set()
@@ -189,6 +189,9 @@ class Engine:
             message = self._inbox.popleft()
             if isinstance(message, Cancel):
                 self.fleet.finish(message.sequence_id, EndReason.ABORT)
+                continue
+            if isinstance(message, Finish):
+                self.fleet.finish(message.sequence_id, EndReason.STOP, message.num_output_tokens)
                 continue
             try:
                 self.fleet.add(message.specs, now_ns)

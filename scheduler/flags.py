@@ -16,6 +16,7 @@ from scheduler.config import (
     SchedulerConfig,
 )
 from scheduler.config_file import read_flags
+from scheduler.frontend.parsing.choice import REASONING_CHOICES, TOOL_CALL_CHOICES
 
 
 def parser() -> argparse.ArgumentParser:
@@ -44,6 +45,7 @@ def parser() -> argparse.ArgumentParser:
     )
     flag("--host", "address to listen on", metavar="ADDRESS")
     flag("--port", "TCP port of the public API; 0 picks a free one", type=int, metavar="PORT")
+    flag("--metrics-port", "TCP port of Prometheus metrics over HTTP; 0 picks a free one", type=int, metavar="PORT")
     flag(
         "--worker",
         "address of a worker; may be given several times. dns:///NAME:PORT, or a NAME:PORT with several addresses, "
@@ -56,6 +58,7 @@ def parser() -> argparse.ArgumentParser:
     flag("--max-num-batched-tokens", "tokens computed per step, the token budget", type=int, metavar="N")
     flag("--max-plans-in-flight", "plans sent ahead of their results: 1 or 2", type=int, metavar="N")
     flag("--max-num-waiting", "sequences that wait, before more are refused", type=int, metavar="N")
+    flag("--max-num-waiting-tokens", "prompt tokens that wait, before more are refused", type=int, metavar="N")
     flag(
         "--scheduling-policy",
         "priority serves lower priorities first and preempts for them; fcfs looks at arrival alone",
@@ -83,9 +86,24 @@ def parser() -> argparse.ArgumentParser:
     )
     flag("--step-timeout-per-token", "seconds more for each token of the step", type=float, metavar="SECONDS")
     flag("--drain-grace", "seconds that running requests get after SIGTERM", type=float, metavar="SECONDS")
+    flag(
+        "--tool-call-parser",
+        "how tool calls are found in the output of chats with tools, for requests that do not say",
+        choices=TOOL_CALL_CHOICES,
+    )
+    flag(
+        "--reasoning-parser",
+        "how reasoning is found in the output of chats, for requests that do not say",
+        choices=REASONING_CHOICES,
+    )
     flag("--record", "file to record the core's inputs to, for `octavo replay`; must not exist yet", metavar="FILE")
     flag("--log-level", "least level logged", choices=LOG_LEVELS)
     flag("--log-format", "auto is console on a terminal, else json", choices=LOG_FORMATS)
+    flag(
+        "--log-prompts",
+        "log the prompt of each request, which is left out otherwise",
+        action="store_true",
+    )
     return parser
 
 

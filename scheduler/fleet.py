@@ -72,10 +72,10 @@ class Fleet:
         for spec in numbered:
             self._lane_of[spec.sequence_id] = lane
 
-    def finish(self, sequence_id: int, reason: EndReason) -> End | None:
-        """Ends a sequence wherever it is; None if it is not live."""
+    def finish(self, sequence_id: int, reason: EndReason, num_output_tokens: int | None = None) -> End | None:
+        """Ends a sequence wherever it is, as `Scheduler.finish` does; None if it is not live."""
         lane = self._lane_of.pop(sequence_id, None)
-        return None if lane is None else lane.core.finish(sequence_id, reason)
+        return None if lane is None else lane.core.finish(sequence_id, reason, num_output_tokens)
 
     def forget(self, ends: tuple[End, ...] | list[End]) -> None:
         """These have ended."""

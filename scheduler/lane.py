@@ -8,7 +8,7 @@ its stream is dropped like a broken one.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 
 import structlog
 
@@ -100,7 +100,7 @@ class WorkerLane:
 
     def view(self, now_ns: int) -> WorkerView:
         """The worker as placement sees it."""
-        core = self.core
+        core, limit = self.core, self.core.config.max_num_waiting_tokens
         return WorkerView(
             number=self.number,
             away_ns=None if self.connected and not self.leaving else now_ns - (self._away_since_ns or now_ns),
@@ -111,7 +111,8 @@ class WorkerLane:
             num_waiting=core.num_waiting,
             num_suspects=core.num_suspects,
             num_tokens=core.num_pending_tokens,
-            full=core.num_waiting >= core.config.max_num_waiting,
+            free_queue=core.config.max_num_waiting - core.num_waiting,
+            free_queue_tokens=None if limit is None else limit - core.num_waiting_tokens,
         )
 
     def units(self, lanes: Iterable[WorkerLane]) -> Iterator[Unit]:
@@ -294,9 +295,7 @@ def unit_of(handovers: tuple[Handover, ...], sequence: LiveSequence, lanes: Iter
     )
 
 
-def cached_tokens(
-    token_ids: tuple[int, ...] | list[int], cache_salt: str, lanes: Iterable[WorkerLane]
-) -> dict[int, int]:
+def cached_tokens(token_ids: Sequence[int], cache_salt: str, lanes: Iterable[WorkerLane]) -> dict[int, int]:
     """How many leading tokens each worker has cached, by its number; those that have none are left out."""
     found = {}
     for lane in lanes:

@@ -1,12 +1,13 @@
 """The narrow interface between front ends and the engine.
 
-Down go `Add` and `Cancel`, up comes one `StepUpdate` per step: plain, frozen, picklable values, so that a front end can
-be a thread, a task or another process. Times are nanoseconds on the engine's monotonic clock.
+Down go `Add`, `Cancel` and `Finish`, up comes one `StepUpdate` per step: plain, frozen, picklable values, so that a
+front end can be a thread, a task or another process. Times are nanoseconds on the engine's monotonic clock.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TypeAlias
 
 from scheduler.core.result import End
 from scheduler.core.sequence import SequenceSpec
@@ -24,6 +25,18 @@ class Cancel:
     """The caller of a sequence went away. Unknown and ended ids are ignored."""
 
     sequence_id: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Finish:
+    """A stop string ended a sequence; num_output_tokens: up to the token that completed it. Unknown and ended ids are
+    ignored: a sequence may have reached its length with that token."""
+
+    sequence_id: int
+    num_output_tokens: int
+
+
+Message: TypeAlias = Add | Cancel | Finish
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -7,6 +7,7 @@ once a worker has said what it can do, because none could be validated before.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import signal
 from collections.abc import Coroutine
 from typing import Any, TypeVar
@@ -16,29 +17,45 @@ import structlog
 from grpc_health.v1 import health
 from grpc_reflection.v1alpha import reflection
 
-from octavo.serving.v1 import admin_pb2, admin_pb2_grpc, generation_pb2, generation_pb2_grpc
+from octavo.serving.v1 import (
+    admin_pb2,
+    admin_pb2_grpc,
+    generation_pb2,
+    generation_pb2_grpc,
+    tokenizer_pb2,
+    tokenizer_pb2_grpc,
+)
 from scheduler import wire
-from scheduler.assembly import CoreFactory, engine_config, inspected_workers, model_info, read_stats
+from scheduler.assembly import CoreFactory, engine_config, inspected_workers, model_info, read_figures, read_stats
 from scheduler.channel import SERVER_OPTIONS
 from scheduler.config import SchedulerConfig
 from scheduler.engine import Engine
 from scheduler.frontend.admin.service import AdminServicer
 from scheduler.frontend.frontend import Frontend
 from scheduler.frontend.malformed import MalformedRequestInterceptor
+from scheduler.frontend.parsing.choice import ParserDefaults
 from scheduler.frontend.service import GenerationServicer
 from scheduler.frontend.tokenizer import Tokenizer
+from scheduler.frontend.tokenizer_service import TokenizerServicer
 from scheduler.health_service import HealthReporter, StartingUp
 from scheduler.inspector import Inspector
 from scheduler.listen import ListenError, check_free, listen_address
+from scheduler.metrics.collector import FiguresCollector
+from scheduler.metrics.exposition import on_loop, serve_metrics
 from scheduler.roster import Roster
 from scheduler.worker_client import WorkerClient, WorkerUnavailableError
 
 _WORKER_WAIT_S, _WORKER_POLL_S = 5.0, 0.1
 _LAST_DELTAS_S = 5.0
+_LAST_STATUS_S = 1.0
 _DRAIN_POLL_S = 0.02
 _SERVICES = tuple(
     module.DESCRIPTOR.services_by_name[name].full_name
-    for module, name in ((generation_pb2, "GenerationService"), (admin_pb2, "AdminService"))
+    for module, name in (
+        (generation_pb2, "GenerationService"),
+        (tokenizer_pb2, "TokenizerService"),
+        (admin_pb2, "AdminService"),
+    )
 )
 _T = TypeVar("_T")
 
@@ -83,18 +100,26 @@ async def serve(config: SchedulerConfig, tokenizer: Tokenizer) -> int:
             return 0
         address, capacity = first
         model = model_info(config, capacity, tokenizer)
-        with CoreFactory(config) as open_core:
+        with contextlib.ExitStack() as cleanup:
             engine = Engine(
                 engine_config(config, model.max_model_len),
                 capacity.config_digest,
-                open_core,
+                cleanup.enter_context(CoreFactory(config)),
                 on_health=health_reporter.set,
             )
             engine.join(WorkerClient(address), capacity)
             frontend = Frontend(
-                tokenizer=tokenizer, model=model, send=engine.send, why_unavailable=lambda: engine.why_not_connected
+                tokenizer=tokenizer,
+                model=model,
+                send=engine.send,
+                why_unavailable=lambda: engine.why_not_connected,
+                max_preparing=config.max_num_waiting,
+                parsers=ParserDefaults(tool_call=config.tool_call_parser, reasoning=config.reasoning_parser),
             )
-            _add_services(server, engine, frontend)
+            read = on_loop(lambda: read_figures(engine, frontend.metrics()))
+            collector = FiguresCollector(model.served_model_name, read)
+            cleanup.enter_context(serve_metrics(config.host, config.metrics_port, collector))
+            _add_services(server, engine, frontend, log_prompts=config.log_prompts)
             starting.ready = True
             log.info("serving", model=model.served_model_name)
             running = asyncio.create_task(_run(engine, roster, address, frontend))
@@ -119,8 +144,11 @@ async def _run(engine: Engine, roster: Roster, first: str, frontend: Frontend) -
         await asyncio.wait(tasks)
 
 
-def _add_services(server: grpc.aio.Server, engine: Engine, frontend: Frontend) -> None:
-    generation_pb2_grpc.add_GenerationServiceServicer_to_server(GenerationServicer(frontend), server)
+def _add_services(server: grpc.aio.Server, engine: Engine, frontend: Frontend, *, log_prompts: bool) -> None:
+    generation_pb2_grpc.add_GenerationServiceServicer_to_server(
+        GenerationServicer(frontend, log_prompts=log_prompts), server
+    )
+    tokenizer_pb2_grpc.add_TokenizerServiceServicer_to_server(TokenizerServicer(frontend), server)
     inspector = Inspector(lambda: inspected_workers(engine), frontend.requests)
     admin = AdminServicer(lambda: read_stats(engine), inspector, frontend, engine.steps)
     admin_pb2_grpc.add_AdminServiceServicer_to_server(admin, server)
@@ -134,7 +162,7 @@ async def _drain(
     running: asyncio.Task[None],
     signals: _Signals,
 ) -> int:
-    """Refuses new requests and lets the live ones end within the grace."""
+    """Refuses new requests and lets the live ones end within the grace; says which it does not."""
     log.info("draining", live=frontend.num_live, grace_s=config.drain_grace)
     frontend.drain()
     deadline = asyncio.get_running_loop().time() + config.drain_grace
@@ -142,12 +170,14 @@ async def _drain(
         if running.done():
             running.result()
         await asyncio.sleep(_DRAIN_POLL_S)
-    lost = frontend.num_live
+    lost = frontend.shut_down()
+    for request_id in lost:
+        log.error("request lost", request_id=request_id, why="second signal" if signals.stop.is_set() else "grace over")
     engine.steps.close()
-    await server.stop(0 if lost else _LAST_DELTAS_S)
+    await server.stop(_LAST_STATUS_S if lost else _LAST_DELTAS_S)
     running.cancel()
     await asyncio.wait([running])
-    log.info("stopped", lost=lost)
+    log.info("stopped", lost=len(lost))
     return 1 if lost else 0
 
 

@@ -56,6 +56,7 @@ class _Parts:
     spec: KVCacheSpec
     scales: list[KVScales] | None
     max_model_len: int
+    quantization: str
     largest_step: tuple[int, int]
 
     def runner(self, num_blocks: int, num_host_blocks: int = 0) -> Runner:
@@ -112,7 +113,7 @@ def _load(config: WorkerConfig, device: torch.device) -> _Parts:
     max_model_len = _max_model_len(config.max_model_len, checkpoint.config.max_positions)
     dtype = torch.float32 if config.exact else choose_dtype(config.dtype, checkpoint.config)
     num_threads = config.threads or len(os.sched_getaffinity(0))
-    backend = make_backend(config.backend, dtype, device, num_threads, config.exact)
+    backend = make_backend(config.backend, dtype, device, num_threads, config.exact, config.quantization)
     kv_cache_dtype = _kv_cache_dtype(config.kv_cache_dtype, dtype, backend)
     loaded = load_model(checkpoint, backend, dtype)
     log.info(
@@ -120,6 +121,8 @@ def _load(config: WorkerConfig, device: torch.device) -> _Parts:
         model=config.model,
         architecture=loaded.config.architecture,
         dtype=dtype_name(dtype),
+        quantization=config.quantization,
+        weight_bytes=loaded.weight_bytes,
         exact=config.exact,
         seconds=round(time.monotonic() - start, 2),
         **backend.describe(),
@@ -140,6 +143,7 @@ def _load(config: WorkerConfig, device: torch.device) -> _Parts:
         spec=spec,
         scales=measure_kv_scales(loaded, spec, io, max_model_len) if kv_cache_dtype == FP8 else None,
         max_model_len=max_model_len,
+        quantization=config.quantization,
         largest_step=(config.max_num_batched_tokens or default_tokens, config.max_num_seqs or default_rows),
     )
 
@@ -204,6 +208,7 @@ def _capacity(parts: _Parts, num_blocks: int, host_blocks: int) -> Capacity:
         "architecture": loaded.config.architecture,
         "weights": loaded.weights_digest.hex(),
         "dtype": dtype_name(loaded.dtype),
+        "quantization": parts.quantization,
         "kv_cache_dtype": dtype_name(spec.dtype),
         "block_size": spec.block_size,
         "rank": 0,

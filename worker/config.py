@@ -17,8 +17,10 @@ class WorkerConfig:
     revision: str | None = None
     host: str = "127.0.0.1"
     port: int = 50052
+    metrics_port: int | None = None
     load_format: str = "auto"
     dtype: str = "auto"
+    quantization: str = "none"
     block_size: int = 16
     max_model_len: int | None = None
     gpu_memory_utilization: float | None = None
@@ -41,12 +43,15 @@ class WorkerConfig:
         self._one_of("load_format", LOAD_FORMATS)
         self._one_of("dtype", DTYPES)
         self._one_of("kv_cache_dtype", KV_CACHE_DTYPES)
+        self._one_of("quantization", QUANTIZATIONS)
         self._one_of("backend", BACKENDS)
         self._one_of("device", DEVICES)
         self._one_of("log_level", LOG_LEVELS)
         self._one_of("log_format", LOG_FORMATS)
-        if not 0 <= self.port <= 65535:
-            raise ConfigError(f"--port must be in [0, 65535], is {self.port}")
+        for field in ("port", "metrics_port"):
+            value = getattr(self, field)
+            if value is not None and not 0 <= value <= 65535:
+                raise ConfigError(f"{_flag(field)} must be in [0, 65535], is {value}")
         if self.gpu_memory_utilization is not None and not 0 < self.gpu_memory_utilization <= 1:
             raise ConfigError(f"--gpu-memory-utilization must be in (0, 1], is {self.gpu_memory_utilization}")
         for field in _AT_LEAST_1:
@@ -63,6 +68,17 @@ class WorkerConfig:
             raise ConfigError("--exact is for CPUs; --device must be auto or cpu, is cuda")
         if self.exact and self.backend not in ("auto", "cpu"):
             raise ConfigError(f"--exact needs the native kernels; --backend must be auto or cpu, is {self.backend}")
+        if self.exact and self.quantization != "none":
+            raise ConfigError(
+                f"--exact computes with the weights as they are; --quantization must be none, is {self.quantization}"
+            )
+        if self.quantization != "none" and self.backend not in ("auto", "cpu"):
+            raise ConfigError(
+                f"--quantization {self.quantization} needs the native kernels; --backend must be auto or cpu, "
+                f"is {self.backend}"
+            )
+        if self.quantization != "none" and self.device == "cuda":
+            raise ConfigError(f"--quantization {self.quantization} is for CPUs; --device must be auto or cpu, is cuda")
         if self.backend == "cpu" and self.device == "cuda":
             raise ConfigError("--backend cpu needs --device auto or cpu, is cuda")
 
@@ -74,6 +90,7 @@ class WorkerConfig:
 
 LOAD_FORMATS = ("auto", "dummy")
 DTYPES = ("auto", "float32", "bfloat16")
+QUANTIZATIONS = ("none", "int8")
 KV_CACHE_DTYPES = ("auto", "fp8_e4m3")
 BACKENDS = ("auto", "cpu", "triton", "torch")
 DEVICES = ("auto", "cpu", "cuda")

@@ -15,6 +15,7 @@ from worker.config import (
     LOAD_FORMATS,
     LOG_FORMATS,
     LOG_LEVELS,
+    QUANTIZATIONS,
     ConfigError,
     WorkerConfig,
 )
@@ -45,12 +46,18 @@ def parser() -> argparse.ArgumentParser:
     flag("--revision", "branch, tag or commit of a Hub model", metavar="REV")
     flag("--host", "address to listen on", metavar="ADDRESS")
     flag("--port", "TCP port of the worker's API; 0 picks a free one", type=int, metavar="PORT")
+    flag("--metrics-port", "TCP port of Prometheus metrics over HTTP; 0 picks a free one", type=int, metavar="PORT")
     flag(
         "--load-format",
         "auto reads the weights, safetensors or GGUF; dummy makes up random ones, to measure speed with",
         choices=LOAD_FORMATS,
     )
     flag("--dtype", "type of weights and KV cache; auto is the checkpoint's, float32 with --exact", choices=DTYPES)
+    flag(
+        "--quantization",
+        "int8: the CPU keeps the weights of projections in 8 bits, one scale per output channel, made while loading",
+        choices=QUANTIZATIONS,
+    )
     flag("--block-size", "tokens per KV cache block", type=int, metavar="TOKENS")
     flag("--max-model-len", "tokens of a sequence at most; none: what the model allows", type=int, metavar="TOKENS")
     flag(

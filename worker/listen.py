@@ -7,7 +7,7 @@ import errno
 import socket
 
 _REASONS = {
-    errno.EADDRINUSE: "Address already in use; --port picks another",
+    errno.EADDRINUSE: "Address already in use; {flag} picks another",
     errno.EADDRNOTAVAIL: "not an address of this machine",
 }
 
@@ -21,8 +21,8 @@ def listen_address(host: str, port: int) -> str:
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
-def check_free(host: str, port: int) -> None:
-    """Raises ListenError, one line that says why the address cannot be had.
+def check_free(host: str, port: int, flag: str = "--port") -> None:
+    """Raises ListenError, one line that says why the address cannot be had. flag: what sets the port.
 
     A name may stand for several addresses. One that is in use is enough to refuse, because clients might end up there;
     else one that can be had is enough, as it is to gRPC: machines without IPv6 know localhost as ::1, too.
@@ -44,5 +44,5 @@ def check_free(host: str, port: int) -> None:
     in_use = [error for error in failures if error.errno == errno.EADDRINUSE]
     if in_use or len(failures) == len(found):
         cause = (in_use or failures)[0]
-        reason = _REASONS.get(cause.errno or 0, cause.strerror)
+        reason = _REASONS.get(cause.errno or 0, cause.strerror or "").format(flag=flag)
         raise ListenError(f"cannot listen on {listen_address(host, port)}: {reason}") from cause

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import signal
 import time
 
@@ -10,6 +11,7 @@ import structlog
 
 from worker.assembly import load_worker
 from worker.config import WorkerConfig
+from worker.metrics import StepCollector, serve_metrics
 from worker.server import WorkerServer
 
 log = structlog.get_logger()
@@ -26,8 +28,11 @@ async def run_worker(config: WorkerConfig) -> bool:
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stopping.set)
     server = WorkerServer()
+    cleanup = contextlib.ExitStack()
     try:
         port = await server.listen(config.host, config.port)
+        collector = StepCollector(server.counters, lambda: server.loaded)
+        cleanup.enter_context(serve_metrics(config.host, config.metrics_port, collector))
         log.info("loading", model=config.model, host=config.host, port=port)
         loading = asyncio.create_task(server.executor.call(lambda: load_worker(config)))
         stop = asyncio.create_task(stopping.wait())
@@ -39,5 +44,6 @@ async def run_worker(config: WorkerConfig) -> bool:
         log.info("stopping")
     finally:
         finished = await server.stop()
+        cleanup.close()
     log.info("stopped")
     return finished

@@ -17,6 +17,7 @@ from octavo.worker.v1alpha1 import worker_pb2_grpc
 from worker.assembly import LoadedWorker
 from worker.executor import Executor
 from worker.listen import ListenError, check_free, listen_address
+from worker.metrics import StepCounters
 from worker.service import SERVICE_NAME, WorkerService
 
 log = structlog.get_logger()
@@ -54,6 +55,16 @@ class WorkerServer:
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
         names = (SERVICE_NAME, health.SERVICE_NAME, reflection.SERVICE_NAME)
         reflection.enable_server_reflection(names, self._server)
+
+    @property
+    def counters(self) -> StepCounters:
+        """What the sessions have counted."""
+        return self._service.counters
+
+    @property
+    def loaded(self) -> bool:
+        """Whether the step plane is open."""
+        return self._service.loaded
 
     async def listen(self, host: str, port: int) -> int:
         """Starts the server and returns its port, the one it got if `port` is 0. Raises ListenError."""

@@ -16,6 +16,7 @@ from octavo.worker.v1alpha1 import worker_pb2 as pb
 from octavo.worker.v1alpha1 import worker_pb2_grpc as pb_grpc
 from worker import wire
 from worker.executor import Executor
+from worker.metrics import StepCounters
 from worker.runner import Runner
 from worker.session import (
     IncompatibleError,
@@ -49,8 +50,14 @@ class WorkerService(pb_grpc.WorkerServiceServicer):
 
     def __init__(self, executor: Executor) -> None:
         self._executor = executor
+        self.counters = StepCounters()
         self._loaded: tuple[Runner, Capacity] | None = None
         self._live: Session | None = None
+
+    @property
+    def loaded(self) -> bool:
+        """Whether there is a model."""
+        return self._loaded is not None
 
     def serve(self, runner: Runner, capacity: Capacity) -> None:
         """The model is loaded."""
@@ -116,13 +123,14 @@ class WorkerService(pb_grpc.WorkerServiceServicer):
                 f"open.group_epoch is {opening.group_epoch}, a stream of the higher epoch {self._live.epoch} is live"
             )
         try:
-            session = Session(opening, limits, runner, self._executor)
+            session = Session(opening, limits, runner, self._executor, self.counters)
         except MemoryError as error:
             rows = f"{limits.num_rows} rows of {limits.max_model_len} tokens"
             raise OpenError(f"open.num_rows and open.max_model_len ask for {rows}: no memory for these") from error
         if self._live is not None:
             self._live.end(SupersededError(f"a stream of epoch {session.epoch} took over from {self._live.epoch}"))
         self._live = session
+        self.counters.sessions += 1
         return session
 
     async def _abort(self, context: _Context, error: Exception) -> None:

@@ -12,6 +12,7 @@ import asyncio
 import structlog
 
 from worker.executor import Executor
+from worker.metrics import StepCounters
 from worker.runner import Runner
 from worker.sequence_table import SequenceTable
 from worker.step import PROTOCOL_VERSION, Capacity, Limits, Open, PlanError, StepPlan, StepResult
@@ -48,12 +49,13 @@ Outcome = StepResult | Exception | None
 class Session:
     """The rows and the plans of one stream. Made on the event loop; only `_execute` runs on the executor thread."""
 
-    def __init__(self, open_: Open, limits: Limits, runner: Runner, executor: Executor) -> None:
+    def __init__(self, open_: Open, limits: Limits, runner: Runner, executor: Executor, counters: StepCounters) -> None:
         self.epoch = open_.group_epoch
         self.limits = limits
         self._table = SequenceTable(limits)
         self._runner = runner
         self._executor = executor
+        self._counters = counters
         self._loop = asyncio.get_running_loop()
         self._outcomes: asyncio.Queue[Outcome] = asyncio.Queue()
         self._ended = False
@@ -84,10 +86,20 @@ class Session:
         except PlanError as error:
             self.end(error)
         except Exception as error:  # the worker outlives a step that fails; its scheduler learns why
+            self._counters.failures += 1
             log.exception("step failed", step_id=plan.step_id, epoch=self.epoch)
             self.end(StepError(f"step {plan.step_id} failed: {type(error).__name__}: {error}"))
         else:
+            self._count(plan, result)
             self._post(result)
+
+    def _count(self, plan: StepPlan, result: StepResult) -> None:
+        counters = self._counters
+        counters.steps += 1
+        counters.tokens += int(plan.num_tokens.sum())
+        counters.sampled_tokens += len(result.tokens)
+        counters.execute_ns += result.execute_ns
+        counters.copy_ns += result.copy_ns
 
     def _post(self, outcome: Outcome) -> None:
         self._loop.call_soon_threadsafe(self._outcomes.put_nowait, outcome)

@@ -9,23 +9,20 @@ of all windows of 16 steps of all rounds.
 from __future__ import annotations
 
 import argparse
-import datetime
 import json
-import os
-import platform
 import statistics
-import subprocess
 import sys
-import tempfile
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
+from bench.contender import Contender
+from bench.machine import machine
 from bench.scheduler.workload import Case
 
 _PEER_PYTHON = Path(".venv-vllm/bin/python")
 _RESULTS = Path("bench/results/scheduler.jsonl")
+_LOGS = Path(".run/bench")
 _CASES = [
     Case(load=load, running=running, plans_in_flight=in_flight)
     for load in ("decode", "mixed")
@@ -41,11 +38,16 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3, help="turns of each contender at each case (default: 3)")
     rounds = parser.parse_args().rounds
     if not _PEER_PYTHON.exists():
-        sys.exit(f"{_PEER_PYTHON} is not there: python -m tools.install_vllm")
+        sys.exit(f"{_PEER_PYTHON} is not there: python -m tools.install_peers vllm")
     offline = {"HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1"}
     with (
-        _contender("octavo", sys.executable, "bench.scheduler.ours", {}) as ours,
-        _contender("vllm", str(_PEER_PYTHON), "bench.scheduler.peer_vllm", offline) as peer,
+        Contender("octavo", [sys.executable, "-m", "bench.scheduler.ours"], log=_LOGS / "scheduler-octavo.log") as ours,
+        Contender(
+            "vllm",
+            [str(_PEER_PYTHON), "-m", "bench.scheduler.peer_vllm"],
+            log=_LOGS / "scheduler-vllm.log",
+            env=offline,
+        ) as peer,
     ):
         contenders = [ours, peer]
         windows: dict[tuple[str, Case], list[Figures]] = {}
@@ -55,59 +57,16 @@ def main() -> None:
                     windows.setdefault((one.name, case), []).extend(one.ask(case=_fields(case)))
             print(f"round {number + 1} of {rounds} done", file=sys.stderr, flush=True)
         memory = {one.name: _waiting_bytes(one) for one in contenders}
-        machine = _machine() | {f"{one.name}_versions": one.versions for one in contenders}
+        head = machine() | {f"{one.name}_versions": one.hello for one in contenders}
     rows = [_row(case, windows["octavo", case], windows["vllm", case]) for case in _CASES]
     _print(rows, memory)
     _RESULTS.parent.mkdir(parents=True, exist_ok=True)
     with _RESULTS.open("a") as file:
         for row in [*rows, {"load": "waiting", "bytes_per_request": memory}]:
-            file.write(json.dumps(machine | {"rounds": rounds} | row) + "\n")
+            file.write(json.dumps(head | {"rounds": rounds} | row) + "\n")
 
 
-class _Contender:
-    """A process that serves `measure.serve`."""
-
-    def __init__(self, name: str, process: subprocess.Popen[str], log: IO[str]) -> None:
-        self.name = name
-        self._process = process
-        self._log = log
-        self.versions: dict[str, str] = self._read()
-
-    def ask(self, **command: Any) -> Any:
-        assert self._process.stdin is not None
-        self._process.stdin.write(json.dumps(command) + "\n")
-        self._process.stdin.flush()
-        return self._read()
-
-    def _read(self) -> Any:
-        assert self._process.stdout is not None
-        line = self._process.stdout.readline()
-        if not line:
-            status = self._process.wait()
-            self._log.seek(0)
-            raise RuntimeError(f"{self.name} exited with status {status}:\n{self._log.read()[-4000:]}")
-        return json.loads(line)
-
-
-@contextmanager
-def _contender(name: str, python: str, module: str, environment: dict[str, str]) -> Iterator[_Contender]:
-    with tempfile.TemporaryFile("w+") as log:
-        process = subprocess.Popen(
-            [python, "-m", module],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=log,
-            text=True,
-            env=os.environ | environment,
-        )
-        try:
-            yield _Contender(name, process, log)
-        finally:
-            process.kill()
-            process.communicate()
-
-
-def _waiting_bytes(contender: _Contender) -> Figures:
+def _waiting_bytes(contender: Contender) -> Figures:
     """Bytes per waiting request: a fixed part, and one per prompt token, from two prompt lengths."""
     case = _fields(Case(load="mixed", running=16, plans_in_flight=2))
     short, long = (
@@ -157,22 +116,6 @@ def _print(rows: list[dict[str, Any]], memory: dict[str, Figures]) -> None:
 
 def _fields(case: Case) -> dict[str, Any]:
     return {"load": case.load, "running": case.running, "plans_in_flight": case.plans_in_flight}
-
-
-def _machine() -> dict[str, Any]:
-    cpu = [
-        line.partition(":")[2].strip()
-        for line in Path("/proc/cpuinfo").read_text().splitlines()
-        if "model name" in line
-    ]
-    commit = subprocess.run(["git", "describe", "--always", "--dirty"], capture_output=True, text=True, check=False)
-    return {
-        "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
-        "cpu": cpu[0] if cpu else platform.processor(),
-        "cores": os.cpu_count(),
-        "load_average": round(os.getloadavg()[0], 2),
-        "octavo_commit": commit.stdout.strip(),
-    }
 
 
 if __name__ == "__main__":

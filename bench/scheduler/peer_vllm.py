@@ -1,4 +1,4 @@
-"""vLLM's v1 scheduler as a contender. Runs in an environment of its own: `.venv-vllm`, made by `tools/install_vllm.py`.
+"""vLLM's v1 scheduler as a contender, in an environment of its own: `.venv-vllm`, made by `tools/install_peers.py`.
 
 With two plans in flight it is what vLLM runs by default on GPUs: AsyncScheduler, with plans for the second model
 runner. With one it is what vLLM runs on CPUs: Scheduler, with plans for the first model runner. Configuration, requests

@@ -21,9 +21,11 @@ class Answer:
     last_token: float = 0.0
 
     def print_all(self, deltas: Iterable[Delta]) -> None:
-        """Write each delta's text to stdout as it comes."""
+        """Write each delta's text to stdout as it comes, and reasoning to stderr."""
         for delta in deltas:
             self.add(delta)
+            if delta.reasoning:
+                print(delta.reasoning, end="", file=sys.stderr, flush=True)
             sys.stdout.write(delta.text)
             sys.stdout.flush()
 

@@ -37,6 +37,9 @@ def add_sampling(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--max-tokens", type=int, metavar="N", default=512, help="most tokens to generate (default: %(default)s)"
     )
+    parser.add_argument(
+        "--stop", metavar="TEXT", action="append", help="end the answer before this text; may be given several times"
+    )
     group = parser.add_argument_group("sampling", "what is not given is the model's own choice, then the server's")
     group.add_argument("--temperature", type=float, metavar="T", help="softmax temperature; 0 is greedy")
     group.add_argument("--top-k", type=int, metavar="K", help="draw from the K most likely tokens")
@@ -49,6 +52,7 @@ def sampling_params(args: argparse.Namespace) -> SamplingParams:
     """The parameters that `add_sampling` read."""
     return SamplingParams(
         max_tokens=args.max_tokens,
+        stop=args.stop,
         temperature=args.temperature,
         top_k=args.top_k,
         top_p=args.top_p,

@@ -39,6 +39,9 @@ def add_parser(commands: options.Commands) -> None:
         "--port", type=int, help=f"port of the public API; 0 picks a free one (default: {options.DEFAULT_PORT})"
     )
     parser.add_argument("--worker-port", type=int, metavar="PORT", help="port of the worker (default: a free one)")
+    for name, service in (("--metrics-port", "scheduler"), ("--worker-metrics-port", "worker")):
+        text = f"port of the {service}'s Prometheus metrics (default: none)"
+        parser.add_argument(name, type=int, metavar="PORT", help=text)
     flags.add_flags(parser)
     parser.set_defaults(run=run)
 
@@ -54,10 +57,22 @@ def run(args: argparse.Namespace) -> int:
     config = ServicesConfig(
         scheduler=_address(args.config, "scheduler", host=args.host, port=args.port),
         worker=_address(args.config, "worker", port=args.worker_port),
-        scheduler_arguments=(*shared, *flags.forwarded(args, flags.SCHEDULER)),
-        worker_arguments=(*shared, *flags.forwarded(args, flags.WORKER)),
+        scheduler_arguments=(
+            *shared,
+            *flags.forwarded(args, flags.SCHEDULER),
+            *_metrics_port(args.metrics_port),
+        ),
+        worker_arguments=(
+            *shared,
+            *flags.forwarded(args, flags.WORKER),
+            *_metrics_port(args.worker_metrics_port),
+        ),
     )
     return asyncio.run(_serve(config))
+
+
+def _metrics_port(port: int | None) -> list[str]:
+    return [] if port is None else [f"--metrics-port={port}"]
 
 
 def _address(config: str | None, service: str, **given: Any) -> Address:

@@ -15,6 +15,7 @@ import torch
 from kernels.cpu.library import NativeLibrary
 from kernels.cpu.packed_linear import STORAGE_DTYPES, PackedLinear
 from kernels.cpu.sampling import Sampling
+from kernels.cpu.weight_memory import WeightMemory
 from kernels.quantize_int8 import quantize_int8
 
 _FLOAT32, _BFLOAT16, _INT32, _INT64 = torch.float32, torch.bfloat16, torch.int32, torch.int64
@@ -74,7 +75,7 @@ def check_table(op: str, block_tables: torch.Tensor, num_seqs: int) -> tuple[int
 class CpuOps:
     """The ops of a transformer on the CPU, with a fixed number of threads. No result depends on that number."""
 
-    __slots__ = ("_library", "_num_threads", "_quantization")
+    __slots__ = ("_library", "_memory", "_num_threads", "_quantization")
 
     def __init__(self, library: NativeLibrary, *, num_threads: int, quantization: str = "none") -> None:
         """quantization: one of QUANTIZATIONS, what prepare_linear makes of weights."""
@@ -83,6 +84,7 @@ class CpuOps:
         if quantization not in QUANTIZATIONS:
             raise ValueError(f"quantization must be one of {', '.join(QUANTIZATIONS)}, got {quantization!r}")
         self._library = library
+        self._memory = WeightMemory()
         self._num_threads = num_threads
         self._quantization = quantization
 
@@ -103,7 +105,9 @@ class CpuOps:
         scales = None
         if self._quantization == "int8":
             weight, scales = quantize_int8(weight)
-        return PackedLinear(self._library, weight, bias, scales=scales, num_threads=self._num_threads)
+        return PackedLinear(
+            self._library, weight, bias, scales=scales, memory=self._memory, num_threads=self._num_threads
+        )
 
     def rms_norm(self, x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
         """x [T, C] or [T, heads, C], dense but for the distance between tokens, weight [C] -> the same shape, dense."""

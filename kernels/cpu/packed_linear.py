@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 
 from kernels.cpu.library import NativeLibrary
+from kernels.cpu.weight_memory import WeightMemory
 
 _COLUMNS = 32  # N is rounded up to it, a multiple of every instruction set's panel (kPanel in linear.h)
 _WEIGHT_TYPES = {torch.float32: 0, torch.bfloat16: 1, torch.int8: 2}  # WeightType in linear.h
@@ -36,6 +37,7 @@ class PackedLinear:
         bias: torch.Tensor | None,
         *,
         scales: torch.Tensor | None = None,
+        memory: WeightMemory,
         num_threads: int,
     ) -> None:
         allowed = STORAGE_DTYPES if scales is None else (torch.int8,)
@@ -54,7 +56,7 @@ class PackedLinear:
         if scales is not None:
             scales = scales.float().contiguous()
             column_bytes += scales.itemsize
-        self._packed = torch.empty(columns * column_bytes, dtype=torch.uint8)
+        self._packed = memory.take(columns * column_bytes)
         self._bias = None if bias is None else bias.float().contiguous().clone()
         # LinearWeights in linear.h, field by field; valid as long as this object lives.
         self.description = (
@@ -76,10 +78,9 @@ class PackedLinear:
             num_threads,
         )
 
-    @property
-    def num_bytes(self) -> int:
-        """Memory that the layer keeps."""
-        return self._packed.nbytes + (0 if self._bias is None else self._bias.nbytes)
+    def tensors(self) -> tuple[torch.Tensor, ...]:
+        """What the layer keeps in memory."""
+        return (self._packed,) if self._bias is None else (self._packed, self._bias)
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         """x [T, K] float32, rows contiguous -> [T, N] float32."""

@@ -119,13 +119,10 @@ class BlockManager:
         full = min(num_computed, len(sequence.token_ids)) // size
         if full <= first or not self._caching:
             return
-        spec, cache, width = sequence.spec, self.prefix_cache, self._block_bytes
+        spec, cache = sequence.spec, self.prefix_cache
         content = token_bytes(sequence.token_ids[first * size : full * size])
-        node = nodes[first - 1] if first else cache.root(spec.cache_salt)
-        del nodes[first:]
-        for number, block in enumerate(sequence.blocks[first:full]):
-            node = cache.insert(node, content[number * width : (number + 1) * width], block, spec.tenant)
-            nodes.append(node)
+        parent = nodes[first - 1] if first else cache.root(spec.cache_salt)
+        nodes[first:] = cache.insert(parent, content, self._block_bytes, sequence.blocks[first:full], spec.tenant)
         sequence.num_indexed = full
 
     def release(self, sequence: LiveSequence) -> None:
@@ -145,8 +142,9 @@ class BlockManager:
         sequence does: branches that sharers added, and what sequences that ended left behind, too.
         """
         if sequence.nodes:
-            for block in self.prefix_cache.below(sequence.nodes[0]):
-                self.prefix_cache.drop(block)
+            blocks = self.prefix_cache.below(sequence.nodes[0])
+            self.prefix_cache.drop(blocks)
+            for block in blocks:
                 self.pool.uncache(block)
 
     def find(self, token_ids: Sequence[int], cache_salt: str) -> list[PrefixNode]:

@@ -14,10 +14,10 @@ from collections.abc import Callable, Iterable
 class BlockPool:
     """Counts references to blocks and evicts cached ones when free ones run out.
 
-    on_evict is called with a cached block before it is handed out, so that the prefix cache forgets it.
+    on_evict is called with the cached blocks that are about to be handed out, so that the prefix cache forgets them.
     """
 
-    def __init__(self, num_blocks: int, on_evict: Callable[[int], None]) -> None:
+    def __init__(self, num_blocks: int, on_evict: Callable[[list[int]], None]) -> None:
         self.num_blocks = num_blocks
         self._on_evict = on_evict
         self._references = [0] * num_blocks
@@ -56,10 +56,10 @@ class BlockPool:
         kept = max(len(free) - count, 0)
         taken = free[: kept - 1 : -1] if kept else free[::-1]
         del free[kept:]
-        while len(taken) < count:
-            block, _ = cached.popitem(last=False)
-            self._on_evict(block)
-            taken.append(block)
+        if len(taken) < count:
+            evicted = [cached.popitem(last=False)[0] for _ in range(count - len(taken))]
+            self._on_evict(evicted)
+            taken += evicted
         for block in taken:
             references[block] = 1
         return taken

@@ -22,6 +22,8 @@ class CoreConfig:
       never does.
     max_overtakes: how often a sequence that waits for blocks may be passed by others that fit.
     max_num_waiting: sequences in the waiting queue at most; `add` refuses more.
+    max_num_waiting_tokens: prompt tokens of those at most; None is no limit. A prompt that is longer than all may be is
+      taken when nothing waits.
     watermark: blocks that an admission leaves available while others run, so that those can grow.
     """
 
@@ -37,12 +39,15 @@ class CoreConfig:
     preemption_mode: Literal["auto", "recompute", "swap"] = "auto"
     max_overtakes: int = 8
     max_num_waiting: int = 4096
+    max_num_waiting_tokens: int | None = None
     watermark: int = 0
 
     def __post_init__(self) -> None:
         for name in ("num_blocks", "block_size", "max_num_seqs", "max_num_batched_tokens", "max_num_waiting"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} must be at least 1, is {getattr(self, name)}")
+        if self.max_num_waiting_tokens is not None and self.max_num_waiting_tokens < 1:
+            raise ValueError(f"max_num_waiting_tokens must be at least 1, is {self.max_num_waiting_tokens}")
         for name in ("num_host_blocks", "bytes_per_block", "max_overtakes"):
             if getattr(self, name) < 0:
                 raise ValueError(f"{name} must be at least 0, is {getattr(self, name)}")

@@ -10,8 +10,9 @@ changed.
 
 from __future__ import annotations
 
+from array import array
 from dataclasses import dataclass, field
-from operator import attrgetter, itemgetter
+from operator import attrgetter
 from typing import Any
 
 from scheduler.core.live import LiveSequence
@@ -56,16 +57,20 @@ def _swap_remove(column: list[Any], slot: int) -> None:
 
 
 class DecodeBatch:
-    """clock: plans made so far, with members or without. settled: plans whose results are back."""
+    """clock: plans made so far, with members or without. settled: plans whose results are back.
 
-    def __init__(self, block_size: int) -> None:
+    width: tokens of a plan at most.
+    """
+
+    def __init__(self, block_size: int, width: int) -> None:
         self.clock = 0
         self.settled = 0
         self._block_size = block_size
-        # Tokens of the last settled plans. No member has more unwritten than a block and what was in flight when it
-        # was last looked at.
-        self._log: list[tuple[int, ...]] = []
-        self._log_size = block_size + 8
+        # Tokens of the last settled plans, a ring of columns of fixed width, so that a member's are one strided slice.
+        # No member has more unwritten than a block and what was in flight when it was last looked at.
+        self._width = width
+        self._depth = block_size + 8
+        self._log = array("I", bytes(4 * width * self._depth))
         self._sequences: list[LiveSequence] = []
         self._ids: list[int] = []
         self._rows: list[int] = []
@@ -128,10 +133,9 @@ class DecodeBatch:
 
     def settle(self, tokens: tuple[int, ...]) -> None:
         """Takes the tokens of the oldest plan in flight, the members' first, in the order of its columns."""
+        start = self.settled % self._depth * self._width
+        self._log[start : start + len(tokens)] = array("I", tokens)
         self.settled += 1
-        self._log.append(tokens)
-        if len(self._log) > 4 * self._log_size:
-            del self._log[: -self._log_size]
 
     def num_unwritten(self, sequence: LiveSequence) -> int:
         """Settled tokens of a member that its `token_ids` lack."""
@@ -140,23 +144,16 @@ class DecodeBatch:
     def _write_back(self, sequence: LiveSequence) -> None:
         count = self.settled - sequence.written
         if count > 0:
-            slot = sequence.slot
-            sequence.token_ids += [tokens[slot] for tokens in self._log[-count:]]
+            assert count <= self._depth, "the ring has lost some"
+            width, slot = self._width, sequence.slot
+            first = sequence.written % self._depth
+            beyond = first + count - self._depth
+            if beyond > 0:  # around the ring's end
+                sequence.token_ids += self._log[first * width + slot :: width]
+                sequence.token_ids += self._log[slot : beyond * width : width]
+            else:
+                sequence.token_ids += self._log[first * width + slot : (first + count) * width : width]
             sequence.written = self.settled
-
-    def _write_back_all(self, sequences: list[LiveSequence]) -> None:
-        """As `_write_back`, column by column: most of these lack equally many tokens."""
-        alike: dict[int, list[LiveSequence]] = {}
-        for sequence in sequences:
-            alike.setdefault(self.settled - sequence.written, []).append(sequence)
-        for count, members in alike.items():
-            if count <= 0 or len(members) == 1:
-                self._write_back(members[0])
-                continue
-            pick = itemgetter(*[member.slot for member in members])
-            for member, tokens in zip(members, zip(*map(pick, self._log[-count:]), strict=True), strict=True):
-                member.token_ids += tokens
-                member.written = self.settled
 
     def computed(self, sequence: LiveSequence) -> int:
         """Leading tokens of a member whose KV is in its blocks, counting the plans sent."""
@@ -185,7 +182,8 @@ class DecodeBatch:
     def take_full(self) -> list[LiveSequence]:
         """The members whose blocks are full now, in order of service. Each needs a new date, or leaves."""
         full = sorted(self._full.pop(self.clock, {}).values(), key=_KEY)
-        self._write_back_all(full)
+        for sequence in full:
+            self._write_back(sequence)
         return full
 
     def take_last(self) -> list[LiveSequence]:

@@ -29,7 +29,7 @@ def drop_prefix(blocks: BlockManager, selection: PrefixSelection) -> tuple[int, 
         if selection.cache_salt not in (None, node.cache_salt) or selection.tenant not in (None, node.tenant):
             continue
         if pool.is_cached(block):
-            cache.drop(block)
+            cache.drop((block,))
             pool.uncache(block)
             dropped += 1
         else:

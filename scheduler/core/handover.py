@@ -99,7 +99,7 @@ def settle_in(places: Places, sequences: list[LiveSequence], handovers: tuple[Ha
     """Gives sequences that wait here what they brought along. Several are a group that is admitted together. While a
     suspect is here, nothing else runs."""
     for sequence, handover in zip(sequences, handovers, strict=True):
-        sequence.token_ids += handover.output
+        sequence.token_ids.extend(handover.output)
         sequence.num_counted = handover.num_counted
         sequence.num_preemptions = handover.num_preemptions
         sequence.num_deaths = handover.num_deaths

@@ -12,6 +12,7 @@ from scheduler.core.errors import (
     QueueFullError,
 )
 from scheduler.core.live import blocks_for
+from scheduler.core.queues import WaitingQueue
 from scheduler.core.sequence import SequenceSpec
 
 
@@ -29,7 +30,7 @@ def max_tokens_within(spec: SequenceSpec, num_blocks: int, block_size: int) -> i
 
 
 def check_group(
-    specs: tuple[SequenceSpec, ...], config: CoreConfig, num_blocks: int, num_waiting: int, live: Container[int]
+    specs: tuple[SequenceSpec, ...], config: CoreConfig, num_blocks: int, waiting: WaitingQueue, live: Container[int]
 ) -> None:
     """Raises the domain error of whatever makes this group impossible."""
     if not specs:
@@ -46,12 +47,24 @@ def check_group(
     if len({spec.sequence_id for spec in specs}) < len(specs):
         raise DuplicateSequenceError("two sequences of a group have one id", field="sequence_id")
     _check_fits(specs, config.block_size, num_blocks)
-    if num_waiting + len(specs) > config.max_num_waiting:
+    _check_queue(specs, config, waiting)
+
+
+def _check_queue(specs: tuple[SequenceSpec, ...], config: CoreConfig, waiting: WaitingQueue) -> None:
+    if len(waiting) + len(specs) > config.max_num_waiting:
         raise QueueFullError(
-            f"{num_waiting} sequences wait, limit {config.max_num_waiting}",
+            f"{len(waiting)} sequences wait, limit {config.max_num_waiting}",
             field="request",
-            value=num_waiting,
+            value=len(waiting),
             limit=config.max_num_waiting,
+        )
+    limit, num_tokens = config.max_num_waiting_tokens, sum(len(spec.prompt) for spec in specs)
+    if limit is not None and len(waiting) and waiting.num_prompt_tokens + num_tokens > limit:
+        raise QueueFullError(
+            f"{waiting.num_prompt_tokens} prompt tokens wait, {num_tokens} more are over the limit {limit}",
+            field="request",
+            value=waiting.num_prompt_tokens + num_tokens,
+            limit=limit,
         )
 
 

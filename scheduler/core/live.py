@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import enum
+from array import array
 from typing import TYPE_CHECKING
 
 from scheduler.core.history import History
@@ -82,7 +83,7 @@ class LiveSequence:
         self.arrival = arrival
         self.key = (priority, arrival)
         self.max_tokens = spec.max_tokens
-        self.token_ids = list(spec.prompt)
+        self.token_ids = array("I", spec.prompt)
         self.decoding: DecodeBatch | None = None
         self.joined_at = self.slot = self.written = self.full_date = self.last_date = 0
         self.num_computed = 0

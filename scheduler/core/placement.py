@@ -39,7 +39,8 @@ class WorkerView:
     session and is not on its way out. proven: it has given a result since it was last lost, or was never lost.
     num_blocks: of its pool. free_rows: that no sequence holds. num_sequences: live ones. num_waiting: those that wait.
     num_suspects: those that must run alone. num_tokens: to be computed of all its sequences before they decode.
-    full: whether its queue takes no more.
+    free_queue: sequences that its queue still takes. free_queue_tokens: prompt tokens that it still takes beside
+    others, None if there is no limit.
     """
 
     number: int
@@ -51,7 +52,8 @@ class WorkerView:
     num_waiting: int = 0
     num_suspects: int = 0
     num_tokens: int = 0
-    full: bool = False
+    free_queue: int = 1 << 30
+    free_queue_tokens: int | None = None
 
     @property
     def serves(self) -> bool:
@@ -85,6 +87,13 @@ class Unit:
         """Tokens until this one is computed there."""
         return worker.load + self.num_tokens - self.cached.get(worker.number, 0)
 
+    def is_refused_by(self, worker: WorkerView) -> bool:
+        """Whether the worker's queue is too full to take it as a new request."""
+        limit, num_tokens = worker.free_queue_tokens, self.num_tokens * self.num_sequences
+        return self.num_sequences > worker.free_queue or (
+            limit is not None and worker.num_waiting > 0 and num_tokens > limit
+        )
+
 
 @dataclass(frozen=True, slots=True)
 class Move:
@@ -109,8 +118,10 @@ def place(unit: Unit, workers: Sequence[WorkerView]) -> int:
         return max(workers, key=lambda worker: (worker.serves, worker.num_blocks, -worker.number)).number
     serving = [worker for worker in fitting if worker.serves]
     if serving:
-        return min(serving, key=lambda worker: (worker.full, *_preference(unit, worker))).number
-    return min(fitting, key=lambda worker: (worker.full, worker.away_ns, unit.cost(worker), worker.number)).number
+        return min(serving, key=lambda worker: (unit.is_refused_by(worker), *_preference(unit, worker))).number
+    return min(
+        fitting, key=lambda worker: (unit.is_refused_by(worker), worker.away_ns, unit.cost(worker), worker.number)
+    ).number
 
 
 def plan_moves(workers: Sequence[WorkerView], waiting: Mapping[int, Iterable[Unit]]) -> list[Move]:

@@ -17,7 +17,7 @@ from scheduler.core.history import DecisionKind
 from scheduler.core.host_pool import HostPool
 from scheduler.core.live import LiveSequence, Queue, blocks_for
 from scheduler.core.plan_builder import PlanInFlight, PlannedRow
-from scheduler.core.queues import OrderedQueue
+from scheduler.core.queues import OrderedQueue, WaitingQueue
 from scheduler.core.result import End, EndReason
 
 
@@ -40,10 +40,10 @@ class Places:
         self.blocks = BlockManager(config)
         self.host = HostPool(config.num_host_blocks)
         self.live: dict[int, LiveSequence] = {}
-        self.waiting = OrderedQueue()
+        self.waiting = WaitingQueue()
         self.running = OrderedQueue()
         self.swapped = OrderedQueue()
-        self.decoding = DecodeBatch(config.block_size)
+        self.decoding = DecodeBatch(config.block_size, config.max_num_seqs)
         self.catching_up = OrderedQueue()
         self.forking: list[Group] = []
         self.suspects = OrderedQueue()
@@ -205,7 +205,7 @@ class Places:
 
     def forget_worker_state(self, num_blocks: int, num_host_blocks: int) -> None:
         self.in_flight.clear()
-        self.decoding = DecodeBatch(self.config.block_size)
+        self.decoding = DecodeBatch(self.config.block_size, self.config.max_num_seqs)
         self.catching_up.clear()
         for group in self.forking:
             group.pending, group.pinned = [], None

@@ -63,7 +63,7 @@ class PlanBuilder:
                 sequence_id=spec.sequence_id,
                 row=sequence.row,
                 num_prompt_tokens=len(spec.prompt),
-                token_ids=tuple(sequence.token_ids),
+                token_ids=tuple(sequence.token_ids) if sequence.num_output else spec.prompt,
                 blocks=tuple(sequence.blocks),
                 num_computed_tokens=sequence.num_computed,
                 sampling=spec.sampling,

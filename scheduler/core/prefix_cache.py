@@ -13,7 +13,7 @@ compute next, and then it comes back.
 from __future__ import annotations
 
 from array import array
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 BYTES_PER_TOKEN = 4
 NO_BLOCK = -1
@@ -84,19 +84,30 @@ class PrefixCache:
             found.append(node)
         return found
 
-    def insert(self, parent: PrefixNode, tokens: bytes, block: int, tenant: str) -> PrefixNode:
-        """Makes a block findable below `parent`, unless its prefix is found elsewhere already. Returns its place."""
-        if not parent.in_tree:
-            parent = self._put_back(parent)
-        node = parent.children.get(tokens)
-        if node is None:
-            node = parent.children[tokens] = PrefixNode(parent, tokens, parent.cache_salt)
-        if node.block == NO_BLOCK:
-            assert block not in self._node_of, "a block holds one prefix"
-            node.block = block
-            node.tenant = tenant
-            self._node_of[block] = node
-        return node
+    def insert(
+        self, parent: PrefixNode, content: bytes, width: int, blocks: Iterable[int], tenant: str
+    ) -> list[PrefixNode]:
+        """Makes blocks findable one below the other, the first below `parent`, and returns their places. `content` are
+        their tokens, `width` bytes each. A block whose prefix is found elsewhere already does not become findable."""
+        node = parent if parent.in_tree else self._put_back(parent)
+        node_of, salt = self._node_of, parent.cache_salt
+        nodes: list[PrefixNode] = []
+        start = 0
+        for block in blocks:
+            tokens = content[start : start + width]
+            start += width
+            children = node.children
+            child = children.get(tokens)
+            if child is None:
+                child = children[tokens] = PrefixNode(node, tokens, salt)
+            if child.block == NO_BLOCK:
+                assert block not in node_of, "a block holds one prefix"
+                child.block = block
+                child.tenant = tenant
+                node_of[block] = child
+            nodes.append(child)
+            node = child
+        return nodes
 
     def below(self, first: PrefixNode) -> list[int]:
         """All blocks whose prefix begins with this one, on whatever branch."""
@@ -110,20 +121,22 @@ class PrefixCache:
             nodes += node.children.values()
         return blocks
 
-    def drop(self, block: int) -> None:
-        """Forgets a block; one that cannot be found is ignored."""
-        node = self._node_of.pop(block, None)
-        if node is None:
-            return
-        node.block = NO_BLOCK
-        while node.block == NO_BLOCK and not node.children:
-            node.in_tree = False
-            parent = node.parent
-            if parent is None:
-                del self._roots[node.cache_salt]
-                return
-            del parent.children[node.tokens]
-            node = parent
+    def drop(self, blocks: Iterable[int]) -> None:
+        """Forgets blocks; those that cannot be found are ignored."""
+        take = self._node_of.pop
+        for block in blocks:
+            node = take(block, None)
+            if node is None:
+                continue
+            node.block = NO_BLOCK
+            while node.block == NO_BLOCK and not node.children:
+                node.in_tree = False
+                parent = node.parent
+                if parent is None:
+                    del self._roots[node.cache_salt]
+                    break
+                del parent.children[node.tokens]
+                node = parent
 
     def _put_back(self, node: PrefixNode) -> PrefixNode:
         """The node that has this one's place in the tree now: itself, or one that was made since it left."""

@@ -50,3 +50,23 @@ class OrderedQueue:
         """Empties the queue; returns what was in it, in order."""
         items, self._items, self._keys = self._items, [], []
         return items
+
+
+class WaitingQueue(OrderedQueue):
+    """Knows the sum of its sequences' prompt tokens, which never change, besides. num_prompt_tokens: that sum."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.num_prompt_tokens = 0
+
+    def insert(self, sequence: LiveSequence) -> None:
+        super().insert(sequence)
+        self.num_prompt_tokens += len(sequence.spec.prompt)
+
+    def remove(self, sequence: LiveSequence) -> None:
+        super().remove(sequence)
+        self.num_prompt_tokens -= len(sequence.spec.prompt)
+
+    def clear(self) -> list[LiveSequence]:
+        self.num_prompt_tokens = 0
+        return super().clear()

@@ -57,6 +57,7 @@ class Scheduler:
         )
         self._deadlines = Deadlines()
         self._num_arrivals = 0
+        self._num_dropped = 0
 
     @property
     def blocks(self) -> BlockManager:
@@ -74,6 +75,16 @@ class Scheduler:
         return len(self._at.waiting)
 
     @property
+    def num_waiting_tokens(self) -> int:
+        """Prompt tokens of those."""
+        return self._at.waiting.num_prompt_tokens
+
+    @property
+    def num_tokens_in_flight(self) -> int:
+        """Token positions in plans sent whose result is not back."""
+        return sum(plan.num_tokens for plan in self._at.in_flight)
+
+    @property
     def num_running(self) -> int:
         """Sequences that hold a row."""
         return len(self._at.running)
@@ -85,9 +96,8 @@ class Scheduler:
 
     @property
     def num_pending_tokens(self) -> int:
-        """Tokens to be computed before all that wait or catch up decode. Takes time in proportion to those."""
-        waiting = sum(len(sequence.token_ids) for sequence in self._at.waiting)
-        return waiting + sum(sequence.num_uncomputed for sequence in self._at.catching_up)
+        """Tokens of prompts that wait, or are on their way: about what is computed before all decode."""
+        return self.num_waiting_tokens + sum(sequence.num_uncomputed for sequence in self._at.catching_up)
 
     @property
     def num_plans_in_flight(self) -> int:
@@ -111,7 +121,7 @@ class Scheduler:
         Raises InvalidSequenceError, DuplicateSequenceError, NeverFitsError or QueueFullError, and then nothing has
         changed.
         """
-        check_group(specs, self.config, self._at.blocks.pool.num_blocks, len(self._at.waiting), self._at.live)
+        check_group(specs, self.config, self._at.blocks.pool.num_blocks, self._at.waiting, self._at.live)
         members = []
         for spec in specs:
             sequence = self._arrive(spec)
@@ -150,10 +160,20 @@ class Scheduler:
         handover.check(self._at, handovers, self._at.blocks.pool.num_blocks)
         handover.settle_in(self._at, [self._arrive(one.spec) for one in handovers], handovers)
 
-    def finish(self, sequence_id: int, reason: EndReason) -> End | None:
-        """Ends a sequence from outside; its blocks serve others from the next plan on. None if it is not live."""
+    def finish(self, sequence_id: int, reason: EndReason, num_output_tokens: int | None = None) -> End | None:
+        """Ends a sequence from outside; its blocks serve others from the next plan on. None if it is not live.
+
+        num_output_tokens: the output tokens that are kept, where a stop string ended it; tokens that were sampled since
+        count as wasted. None keeps all.
+        """
         sequence = self._at.live.get(sequence_id)
-        return None if sequence is None else self._at.end(sequence, reason)
+        if sequence is None:
+            return None
+        if num_output_tokens is None:
+            return self._at.end(sequence, reason)
+        self._num_dropped += max(0, sequence.num_output - num_output_tokens)
+        end = self._at.end(sequence, reason)
+        return end._replace(num_output_tokens=num_output_tokens, stop_token_id=None)
 
     def finish_all(self, reason: EndReason) -> tuple[End, ...]:
         """Ends every live sequence: running ones, then swapped, then waiting ones, each in order of service."""
@@ -202,6 +222,7 @@ class Scheduler:
         check_result(result, plan)
         assert plan is not None, "checked"
         settlement = Settlement(result, plan, self.counters)
+        before = self.counters.kept_tokens, self.counters.generated_tokens
         if any(result.flags):
             recovery.settle_flagged(self._at, plan, result, settlement)
         else:
@@ -212,6 +233,7 @@ class Scheduler:
             sequence = planned.sequence
             if sequence.queue is Queue.RUNNING and sequence.decoding is None:
                 self._at.blocks.index(sequence, sequence.num_computed)
+        self._waste_dropped(*before)
         ends = tuple(self._at.end(sequence, reason) for sequence, reason in settlement.ending)
         if self._at.suspects or self._at.survivors:
             suspects.clear(self._at)
@@ -225,6 +247,17 @@ class Scheduler:
         """
         self.epoch += 1
         return recovery.requeue_all(self._at, num_blocks, num_host_blocks)
+
+    def _waste_dropped(self, kept_before: int, generated_before: int) -> None:
+        """Counts tokens that were kept and then dropped by `finish` as wasted, as soon as no counter shrinks by it."""
+        if self._num_dropped:
+            counters = self.counters
+            grown = min(counters.kept_tokens - kept_before, counters.generated_tokens - generated_before)
+            moved = min(self._num_dropped, grown)
+            self._num_dropped -= moved
+            counters.kept_tokens -= moved
+            counters.generated_tokens -= moved
+            counters.wasted_tokens += moved
 
     # -- the steps of schedule ---------------------------------------------------------------------------------------
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from datetime import datetime
+from types import MappingProxyType
 from typing import Any
 
 import jinja2
@@ -26,28 +27,50 @@ class ChatTemplateError(Exception):
 
 
 class ChatTemplate:
-    """A compiled template. special_tokens: variables such as bos_token, by name."""
+    """A compiled template. special_tokens: variables such as bos_token, by name. tool_source: another one for chats
+    with tools, which some models have."""
 
-    def __init__(self, source: str, special_tokens: Mapping[str, str]) -> None:
-        try:
-            self._template = _environment().from_string(source)
-        except jinja2.TemplateError as error:
-            raise UnsupportedModelError(f"chat template: {error}") from error
+    def __init__(self, source: str, special_tokens: Mapping[str, str], tool_source: str | None = None) -> None:
+        self._template = _compile(source)
+        self._tool_template = self._template if tool_source is None else _compile(tool_source)
         self._special_tokens = dict(special_tokens)
 
-    def render(self, messages: Sequence[Mapping[str, str]], *, add_generation_prompt: bool) -> str:
-        """The prompt's text. Raises ChatTemplateError."""
+    @property
+    def reserved(self) -> frozenset[str]:
+        """Names of variables that have their values from elsewhere."""
+        return frozenset(("messages", "tools", "add_generation_prompt", *self._special_tokens))
+
+    def render(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        *,
+        add_generation_prompt: bool,
+        tools: Sequence[Mapping[str, Any]] = (),
+        variables: Mapping[str, Any] = MappingProxyType({}),
+    ) -> str:
+        """The prompt's text. variables: more of them, none of a reserved name. Raises ChatTemplateError."""
+        template = self._tool_template if tools else self._template
         try:
-            return self._template.render(
-                **self._special_tokens,
-                messages=[dict(message) for message in messages],
-                add_generation_prompt=add_generation_prompt,
-                tools=None,
-                documents=None,
+            return template.render(
+                {"documents": None}
+                | dict(variables)
+                | self._special_tokens
+                | {
+                    "messages": [dict(message) for message in messages],
+                    "add_generation_prompt": add_generation_prompt,
+                    "tools": list(tools) or None,
+                }
             )
-        except (jinja2.TemplateError, TypeError, ValueError, LookupError, ArithmeticError) as error:
-            # A template is a program: what it does with unexpected messages may fail in any of these ways.
-            raise ChatTemplateError(str(error)) from error
+        except Exception as error:
+            # A template is a program: what it does with messages that it does not expect may fail in any way.
+            raise ChatTemplateError(f"{error}" or type(error).__name__) from error
+
+
+def _compile(source: str) -> jinja2.Template:
+    try:
+        return _environment().from_string(source)
+    except jinja2.TemplateError as error:
+        raise UnsupportedModelError(f"chat template: {error}") from error
 
 
 class _GenerationTag(Extension):

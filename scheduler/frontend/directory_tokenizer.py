@@ -42,7 +42,8 @@ def read_directory(directory: Path) -> TokenizerParts:
         backend=backend,
         bos_token_id=model_config.get("bos_token_id") if bos is None else bos,
         eos_token_ids=_as_ids(eos),
-        chat_template=_chat_template(directory, config),
+        chat_template=_chat_template(directory, config, "default"),
+        tool_chat_template=_chat_template(directory, config, "tool_use"),
         special_tokens=special_tokens,
         sampling_defaults=sampling_defaults(generation_config),
         digest=digest,
@@ -87,14 +88,15 @@ def _special_tokens(config: dict[str, Any]) -> dict[str, str]:
     return {name: token["content"] if isinstance(token, dict) else str(token) for name, token in tokens.items()}
 
 
-def _chat_template(directory: Path, config: dict[str, Any]) -> str | None:
-    path = directory / "chat_template.jinja"
+def _chat_template(directory: Path, config: dict[str, Any], name: str) -> str | None:
+    """The template of this name; that of a model with one template is "default"."""
+    path = directory / ("chat_template.jinja" if name == "default" else f"additional_chat_templates/{name}.jinja")
     if path.is_file():
         return path.read_text(encoding="utf-8")
     template = config.get("chat_template")
-    if isinstance(template, list):  # several, by name
-        template = next((entry["template"] for entry in template if entry["name"] == "default"), None)
-    return template
+    if isinstance(template, list):
+        return next((entry["template"] for entry in template if entry["name"] == name), None)
+    return template if name == "default" else None
 
 
 def _as_ids(value: int | list[int] | None) -> tuple[int, ...]:

@@ -102,6 +102,20 @@ class DrainingError(RequestError):
         super().__init__("the server is shutting down and takes no new requests")
 
 
+class ShutdownError(RequestError):
+    """The server stops before the request is done."""
+
+    def __init__(self) -> None:
+        super().__init__("the server stopped before the request was done; it may be sent to another one")
+
+
+class BusyError(RequestError):
+    """Too many requests are being tokenised."""
+
+    def __init__(self, num_preparing: int, limit: int) -> None:
+        super().__init__(f"{num_preparing} requests are being tokenised, limit {limit} (--max-num-waiting)")
+
+
 class RejectedError(RequestError):
     """The core refused the request. prompt_field: the field that the prompt came in."""
 
@@ -160,6 +174,8 @@ _TABLE: Final[dict[str | EndReason, Status]] = {
     DuplicateRequestError.__name__: Status(grpc.StatusCode.ALREADY_EXISTS, "REQUEST_ID_IN_USE"),
     DuplicateSequenceError.__name__: Status(grpc.StatusCode.ALREADY_EXISTS, "REQUEST_ID_IN_USE"),
     QueueFullError.__name__: Status(grpc.StatusCode.RESOURCE_EXHAUSTED, "QUEUE_FULL", 1.0),
+    BusyError.__name__: Status(grpc.StatusCode.RESOURCE_EXHAUSTED, "QUEUE_FULL", 1.0),
+    ShutdownError.__name__: Status(grpc.StatusCode.UNAVAILABLE, "SHUTDOWN", 1.0),
     DrainingError.__name__: Status(grpc.StatusCode.UNAVAILABLE, "DRAINING", 1.0),
     EndReason.ABORT: Status(grpc.StatusCode.CANCELLED, "ABORTED"),
     EndReason.DEADLINE: Status(grpc.StatusCode.DEADLINE_EXCEEDED, "DEADLINE"),

@@ -7,7 +7,7 @@ is not begun.
 
 Invariants: a request is in `_requests` from its arrival until all its sequences have ended, one has ended badly, it was
 refused or its caller has gone; `num_live` counts it until its caller has left it. A sequence is in `_places` from its
-Add until its end, its refusal or its Cancel, whichever comes first, and never without its request.
+Add until its end, its refusal, its Finish or its Cancel, whichever comes first, and never without its request.
 """
 
 from __future__ import annotations
@@ -26,14 +26,26 @@ from typing import Final
 from scheduler.core.result import EndReason
 from scheduler.core.sequence import SequenceSpec
 from scheduler.frontend.directory import LiveRequest
-from scheduler.frontend.errors import DrainingError, DuplicateRequestError, RejectedError, UnknownModelError
+from scheduler.frontend.errors import (
+    BusyError,
+    DrainingError,
+    DuplicateRequestError,
+    RejectedError,
+    ShutdownError,
+    UnknownModelError,
+    status_of,
+)
 from scheduler.frontend.model_info import ModelInfo
+from scheduler.frontend.outputs import make_outputs
+from scheduler.frontend.parsing.choice import NO_PARSERS, ParserDefaults, choose_parsers
 from scheduler.frontend.prompts import EncodedPrompt, encode_prompt, prompt_size
 from scheduler.frontend.request import GenerateInput, Prompt
 from scheduler.frontend.stream import Stream
 from scheduler.frontend.tokenizer import Tokenizer
+from scheduler.frontend.turns import Turns
 from scheduler.frontend.validation import ValidatedRequest, validate
-from scheduler.messages import Add, Cancel, StepUpdate
+from scheduler.messages import Add, Cancel, Finish, Message, StepUpdate
+from scheduler.metrics.request_metrics import RequestMetrics
 
 # Tokenising runs at 1 to 5 characters per microsecond; below this a thread costs more than it saves the event loop.
 _INLINE_CHARACTERS: Final = 4096
@@ -47,6 +59,8 @@ class Frontend:
 
     send: hands a message to the engine; must not block, and is called on the event loop. clock_ns: the engine's clock.
     why_unavailable: what is known of why there is no worker, for those whose request fails over it; may be empty.
+    max_preparing: requests that are being tokenised, or wait to be, before more are refused.
+    parsers: how tool calls and reasoning are found in the output of chats that do not say.
     """
 
     def __init__(
@@ -54,15 +68,20 @@ class Frontend:
         *,
         tokenizer: Tokenizer,
         model: ModelInfo,
-        send: Callable[[Add | Cancel], None],
+        send: Callable[[Message], None],
         clock_ns: Callable[[], int] = time.monotonic_ns,
         why_unavailable: Callable[[], str] = str,
+        max_preparing: int = 4096,
+        parsers: ParserDefaults = NO_PARSERS,
     ) -> None:
         self.tokenizer = tokenizer
         self.model = model
         self._send = send
         self._clock_ns = clock_ns
         self._why_unavailable = why_unavailable
+        self._max_preparing = max_preparing
+        self._num_preparing = 0
+        self._parsers = parsers
         # By request id; None while the request is being tokenised.
         self._requests: dict[str, Stream | None] = {}
         # By sequence id: its stream, and its index there.
@@ -72,12 +91,26 @@ class Frontend:
         self._threads = ThreadPoolExecutor(_TOKENISING_THREADS, thread_name_prefix="tokenise")
         self._draining = False
         self._num_open = 0
+        self._metrics = RequestMetrics()
+        self._turns = Turns()
+        # Those whose callers have not left them, also after their end: they may hold unread output.
+        self._open: set[Stream] = set()
 
     @property
     def num_live(self) -> int:
         """Requests whose callers are not done with them: those that are being tokenised, wait or run, and those that
         have ended and still have output on its way."""
         return self._num_open
+
+    def metrics(self) -> RequestMetrics:
+        """What was counted so far; the gauges are as of now."""
+        self._metrics.live = self._num_open
+        self._metrics.unread_tokens = sum(stream.num_unread for stream in self._open)
+        return self._metrics
+
+    def count_refused(self, reason: str) -> None:
+        """Counts a request that was not accepted. reason: ErrorInfo's."""
+        self._metrics.refused[reason] += 1
 
     def requests(self) -> list[LiveRequest]:
         """All live requests in order of arrival, those that are still being tokenised last."""
@@ -88,6 +121,18 @@ class Frontend:
         """Refuses new requests from now on; the live ones go on."""
         self._draining = True
 
+    def shut_down(self) -> list[str]:
+        """Ends all requests that are not over, as those of a server that stops. Returns the ids of all that are lost:
+        those, and others whose output has not been taken."""
+        self._draining = True
+        error = ShutdownError()
+        for stream in self._open:
+            if not stream.is_over:
+                stream.push_error(error)
+                self._cancel(stream)
+        preparing = [id_ for id_, stream in self._requests.items() if stream is None]
+        return sorted(stream.request_id for stream in self._open) + preparing
+
     @asynccontextmanager
     async def open(self, request: GenerateInput, *, deadline_ns: int | None = None) -> AsyncIterator[Stream]:
         """A request from its arrival to its end: leaving the block early, by cancellation too, cancels it.
@@ -97,17 +142,20 @@ class Frontend:
         arrival_ns = self._clock_ns()
         if self._draining:
             raise DrainingError
-        if request.model and request.model != self.model.served_model_name:
-            raise UnknownModelError(model=request.model, served=self.model.served_model_name)
+        self.check_model(request.model)
         if request.request_id in self._requests:
             raise DuplicateRequestError(request.request_id)
+        if self._num_preparing >= self._max_preparing:
+            raise BusyError(self._num_preparing, self._max_preparing)
         self._num_open += 1
         try:
             stream = await self._admit(request, arrival_ns, deadline_ns)
+            self._open.add(stream)
             try:
                 self._send(Add(specs=stream.specs))
                 yield stream
             finally:
+                self._open.discard(stream)
                 self._cancel(stream)
         finally:
             self._num_open -= 1
@@ -115,6 +163,7 @@ class Frontend:
     def deliver(self, update: StepUpdate) -> None:
         """Takes what one step brought. Sequences that are no longer live here are ignored."""
         now_ns, places = update.now_ns, self._places
+        gaps_ns: dict[int, int] = {}  # times that each came up; few differ within a step
         for started in update.started:
             if (place := places.get(started.sequence_id)) is not None:
                 stream, index = place
@@ -122,15 +171,27 @@ class Frontend:
         for rejected in update.rejected:
             if (place := places.get(rejected.sequence_id)) is not None:
                 stream, _ = place
-                stream.push_error(RejectedError(rejected, prompt_field=stream.prompt_field))
+                error = RejectedError(rejected, prompt_field=stream.prompt_field)
+                self.count_refused(status_of(error).reason)
+                stream.push_error(error)
                 self._release(stream)
         for column, (sequence_id, token_id) in enumerate(zip(update.sequence_ids, update.token_ids, strict=True)):
             if (place := places.get(sequence_id)) is not None:
                 stream, index = place
-                stream.push_token(index, token_id, now_ns)
+                stopped = stream.push_token(index, token_id, now_ns, gaps_ns)
                 if update.logprobs:
                     stream.push_logprob(index, token_id, update.logprobs[column], _top(update, column))
+                if stopped:
+                    self._finish(sequence_id, stream, index)
+        self._metrics.inter_token_latency.observe_ns(gaps_ns)
         self._deliver_ends(update)
+
+    def _finish(self, sequence_id: int, stream: Stream, index: int) -> None:
+        """A stop string ended a sequence. What the engine sends of it from now on, its end included, is ignored."""
+        del self._places[sequence_id]
+        self._send(Finish(sequence_id=sequence_id, num_output_tokens=stream.push_stop(index)))
+        if stream.is_over:
+            self._cancel(stream)
 
     def _deliver_ends(self, update: StepUpdate) -> None:
         touched: list[Stream] = []
@@ -146,11 +207,14 @@ class Frontend:
     async def _admit(self, request: GenerateInput, arrival_ns: int, deadline_ns: int | None) -> Stream:
         """Puts a request and its sequences on the books."""
         self._requests[request.request_id] = None  # before the first await, so that two cannot both get the id
+        self._num_preparing += 1
         try:
             stream = await self._prepare(request, arrival_ns, deadline_ns)
         except BaseException:
             del self._requests[request.request_id]
             raise
+        finally:
+            self._num_preparing -= 1
         self._requests[request.request_id] = stream
         self._places.update((spec.sequence_id, (stream, index)) for index, spec in enumerate(stream.specs))
         return stream
@@ -163,18 +227,31 @@ class Frontend:
             model=self.model,
             eos_token_ids=self.tokenizer.eos_token_ids,
             defaults=self.tokenizer.sampling_defaults,
+            has_text=self.tokenizer.has_text,
         )
+        specs = self._specs(validated, deadline_ns)
+        parsers = choose_parsers(request, prompt, self._parsers)
         return Stream(
             request_id=request.request_id,
             prompt_field=prompt.field,
-            specs=self._specs(validated, deadline_ns),
-            make_detokenizer=partial(self.tokenizer.detokenizer, skip_special_tokens=validated.skip_special_tokens),
+            outputs=make_outputs(validated, specs, self.tokenizer, parsers),
             arrival_ns=arrival_ns,
+            metrics=self._metrics,
+            turns=self._turns,
+            echo=validated.echo,
         )
 
-    async def encode(self, prompt: Prompt | None) -> EncodedPrompt:
-        """Tokenises a prompt, a long one in a thread. What it gives is not checked against the model's limits."""
-        work = partial(encode_prompt, prompt, self.tokenizer, self.model.max_model_len)
+    def check_model(self, name: str) -> None:
+        """Raises UnknownModelError unless the name is empty or that of the model."""
+        if name and name != self.model.served_model_name:
+            raise UnknownModelError(model=name, served=self.model.served_model_name)
+
+    async def encode(self, prompt: Prompt | None, *, special_tokens: bool = True) -> EncodedPrompt:
+        """Tokenises a prompt, a long one in a thread. What it gives is not checked against the model's limits.
+
+        special_tokens: as in `encode_prompt`.
+        """
+        work = partial(encode_prompt, prompt, self.tokenizer, self.model.max_model_len, special_tokens=special_tokens)
         if prompt_size(prompt) <= _INLINE_CHARACTERS:
             return work()
         return await asyncio.get_running_loop().run_in_executor(self._threads, work)
@@ -203,6 +280,7 @@ class Frontend:
     def _cancel(self, stream: Stream) -> None:
         """Takes a request off the books, and cancels those of its sequences that have not ended."""
         for sequence_id in self._release(stream):
+            self._metrics.finished[EndReason.ABORT.value] += 1
             self._send(Cancel(sequence_id=sequence_id))
 
     def _release(self, stream: Stream) -> list[int]:

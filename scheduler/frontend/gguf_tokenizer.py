@@ -52,14 +52,19 @@ def read_gguf(path: Path) -> TokenizerParts:
     names = {"bos_token": "bos", "eos_token": "eos", "unk_token": "unknown", "pad_token": "padding"}
     ids = {name: token_id(key) for name, key in names.items()}
     ends = (token_id("eos"), token_id("eot"))
-    template = metadata.get("tokenizer.chat_template")
+
+    def template(key: str) -> str | None:
+        value = metadata.get(key)
+        return None if value is None else str(value)
+
     return TokenizerParts(
         backend=backend,
         # Files that do not say: SentencePiece and Llama 3 vocabularies begin with BOS, other byte-level ones do not.
         add_bos=bool(metadata.get("tokenizer.ggml.add_bos_token", kind == "llama" or pre == "llama-bpe")),
         bos_token_id=ids["bos_token"],
         eos_token_ids=tuple(dict.fromkeys(end for end in ends if end is not None)),
-        chat_template=None if template is None else str(template),
+        chat_template=template("tokenizer.chat_template"),
+        tool_chat_template=template("tokenizer.chat_template.tool_use"),
         special_tokens={name: tokens[token] for name, token in ids.items() if token is not None},
         digest=hashlib.sha256("\0".join(tokens).encode("utf-8", errors="surrogateescape")).digest(),
     )
@@ -120,11 +125,13 @@ def _sentencepiece_bpe(metadata: dict[str, MetadataValue], tokens: list[str]) ->
             byte_fallback=True,
         )
     )
-    steps: list[normalizers.Normalizer] = [normalizers.Replace(" ", METASPACE)]
+    encoding: list[normalizers.Normalizer] = [normalizers.Replace(" ", METASPACE)]
+    decoding: list[decoders.Decoder] = [decoders.Replace(METASPACE, " "), decoders.ByteFallback(), decoders.Fuse()]
     if metadata.get("tokenizer.ggml.add_space_prefix", True):
-        steps.insert(0, normalizers.Prepend(METASPACE))
-    backend.normalizer = normalizers.Sequence(steps)
-    backend.decoder = decoders.Sequence([decoders.Replace(METASPACE, " "), decoders.ByteFallback(), decoders.Fuse()])
+        encoding.insert(0, normalizers.Prepend(METASPACE))
+        decoding.append(decoders.Strip(" ", 1, 0))
+    backend.normalizer = normalizers.Sequence(encoding)
+    backend.decoder = decoders.Sequence(decoding)
     return backend
 
 

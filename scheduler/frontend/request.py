@@ -14,11 +14,35 @@ class TextPrompt:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ChatPrompt:
-    """A conversation: (role, content) per message, oldest first."""
+class ToolCall:
+    """As in the proto of the same name. arguments: JSON."""
 
-    messages: tuple[tuple[str, str], ...]
-    add_generation_prompt: bool = True
+    id: str = ""
+    name: str = ""
+    arguments: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChatMessage:
+    """As in the proto of the same name."""
+
+    role: str
+    content: str
+    tool_calls: tuple[ToolCall, ...] = ()
+    tool_call_id: str = ""
+    name: str = ""
+    reasoning: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChatPrompt:
+    """A conversation, oldest message first; the rest as in the proto. add_generation_prompt: None if it was not set."""
+
+    messages: tuple[ChatMessage, ...]
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool = False
+    tools: tuple[str, ...] = ()
+    template_kwargs: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,4 +96,6 @@ class GenerateInput:
     priority: int = 0
     cache_salt: str = ""
     model: str = ""
+    tool_call_parser: str | None = None
+    reasoning_parser: str | None = None
     unknown_fields: tuple[str, ...] = ()

@@ -8,7 +8,7 @@ from __future__ import annotations
 import itertools
 import time
 import uuid
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import fields
 from typing import Any, Final, NoReturn, TypeAlias
@@ -22,7 +22,7 @@ from google.rpc import error_details_pb2, status_pb2
 from grpc_status import rpc_status
 from structlog.typing import FilteringBoundLogger
 
-from octavo.serving.v1 import admin_pb2, generation_pb2, generation_pb2_grpc
+from octavo.serving.v1 import admin_pb2, generation_pb2, generation_pb2_grpc, tokenizer_pb2
 from scheduler.core.result import EndReason
 from scheduler.frontend.errors import (
     ERROR_DOMAIN,
@@ -34,7 +34,17 @@ from scheduler.frontend.errors import (
     status_of,
 )
 from scheduler.frontend.frontend import Frontend
-from scheduler.frontend.request import ChatPrompt, GenerateInput, Prompt, SamplingInput, TextPrompt, TokenPrompt
+from scheduler.frontend.parsing.parts import ToolCallPart
+from scheduler.frontend.request import (
+    ChatMessage,
+    ChatPrompt,
+    GenerateInput,
+    Prompt,
+    SamplingInput,
+    TextPrompt,
+    TokenPrompt,
+    ToolCall,
+)
 from scheduler.frontend.sequence_output import Delta, TokenLogprob
 from scheduler.frontend.stream import Piece, Usage
 
@@ -44,6 +54,7 @@ _MAX_MESSAGE_BYTES: Final = 1024
 _MAX_DESCRIPTION_BYTES: Final = 160
 _MAX_VIOLATIONS: Final = 24
 _MAX_LOGGED_ID_BYTES: Final = 256
+_MAX_LOGGED_PROMPT_BYTES: Final = 4096
 # What converting a request may take of the event loop: a few MiB have room for a million of either.
 _MAX_CHAT_MESSAGES: Final = 16384
 _MAX_UNKNOWN_FIELDS: Final = 8  # reported by name; one is enough to refuse
@@ -54,13 +65,21 @@ _FINISH_REASONS: Final = {
 
 
 _Context: TypeAlias = grpc.aio.ServicerContext[Any, Any]
+# The messages that have the same oneof.
+HasPrompt: TypeAlias = (
+    generation_pb2.GenerateRequest
+    | admin_pb2.ProbePrefixRequest
+    | tokenizer_pb2.TokenizeRequest
+    | tokenizer_pb2.CountTokensRequest
+)
 
 
 class GenerationServicer(generation_pb2_grpc.GenerationServiceServicer):
-    """Serves what the front end generates."""
+    """Serves what the front end generates. log_prompts: whether the log shows what was asked."""
 
-    def __init__(self, frontend: Frontend) -> None:
+    def __init__(self, frontend: Frontend, *, log_prompts: bool = False) -> None:
         self._frontend = frontend
+        self._log_prompts = log_prompts
 
     async def Generate(  # noqa: N802 - the name is the proto's
         self, request: generation_pb2.GenerateRequest, context: _Context
@@ -89,9 +108,12 @@ class GenerationServicer(generation_pb2_grpc.GenerationServiceServicer):
                 opening = self._frontend.open(to_input(request, request_id), deadline_ns=deadline_ns)
                 stream = await stack.enter_async_context(opening)
             except RequestError as error:
+                self._frontend.count_refused(status_of(error).reason)
                 log.info("request refused", reason=status_of(error).reason, error=_cut(str(error), _MAX_MESSAGE_BYTES))
                 raise
             spec = stream.specs[0]
+            if self._log_prompts:
+                log.info("request prompt", prompt=_prompt_text(request))
             log.info(
                 "request accepted",
                 sequence_ids=[each.sequence_id for each in stream.specs],
@@ -103,9 +125,10 @@ class GenerationServicer(generation_pb2_grpc.GenerationServiceServicer):
                 priority=spec.priority,
             )
             reason, ends = "CANCELLED", set[str]()
+            token_bytes = self._frontend.tokenizer.token_bytes
             try:
                 async for piece in stream:
-                    await context.write(to_response(stream.request_id, piece))
+                    await context.write(to_response(stream.request_id, piece, token_bytes))
                     ends |= {delta.end.reason.name for delta in piece.deltas if delta.end is not None}
                 reason = ", ".join(sorted(ends))
             except RequestError as error:
@@ -143,16 +166,19 @@ def to_input(request: generation_pb2.GenerateRequest, request_id: str) -> Genera
         priority=request.priority,
         cache_salt=request.cache_salt,
         model=request.model,
+        tool_call_parser=request.tool_call_parser if request.HasField("tool_call_parser") else None,
+        reasoning_parser=request.reasoning_parser if request.HasField("reasoning_parser") else None,
         unknown_fields=tuple(itertools.islice(_unknown_fields(request, ""), _MAX_UNKNOWN_FIELDS)),
     )
 
 
-def to_response(request_id: str, piece: Piece) -> generation_pb2.GenerateResponse:
-    """The message of a piece."""
+def to_response(request_id: str, piece: Piece, token_bytes: Sequence[bytes] = ()) -> generation_pb2.GenerateResponse:
+    """The message of a piece. token_bytes: by id, for the texts of the logprobs."""
     return generation_pb2.GenerateResponse(
         request_id=request_id,
-        deltas=[_sequence_delta(delta) for delta in piece.deltas],
+        deltas=[_sequence_delta(delta, token_bytes) for delta in piece.deltas],
         usage=None if piece.usage is None else _usage(piece.usage),
+        prompt_token_ids=piece.echoed_ids,
     )
 
 
@@ -182,8 +208,15 @@ def to_rpc_status(error: RequestError, status: Status) -> status_pb2.Status:
     return status_pb2.Status(code=status.code.value[0], message=_cut(str(error), _MAX_MESSAGE_BYTES), details=packed)
 
 
-def to_prompt(request: generation_pb2.GenerateRequest | admin_pb2.ProbePrefixRequest) -> Prompt | None:
-    """The prompt as a plain value; both messages have the same oneof. InvalidRequestError: the chat is too long."""
+def _prompt_text(request: generation_pb2.GenerateRequest) -> str:
+    """The prompt on one line, as far as a log line should go."""
+    kind = request.WhichOneof("prompt")
+    shown = request.text if kind == "text" else str(getattr(request, kind) if kind else "")
+    return _cut(" ".join(shown.split()), _MAX_LOGGED_PROMPT_BYTES)
+
+
+def to_prompt(request: HasPrompt) -> Prompt | None:
+    """The prompt as a plain value. Raises InvalidRequestError for a chat that is too long."""
     match request.WhichOneof("prompt"):
         case "text":
             return TextPrompt(text=request.text)
@@ -192,14 +225,32 @@ def to_prompt(request: generation_pb2.GenerateRequest | admin_pb2.ProbePrefixReq
             if (length := len(chat.messages)) > _MAX_CHAT_MESSAGES:
                 limit = f"has {length} messages, must have at most {_MAX_CHAT_MESSAGES}"
                 raise InvalidRequestError((Violation(field="chat.messages", description=limit),))
-            return ChatPrompt(
-                messages=tuple((message.role, message.content) for message in chat.messages),
-                add_generation_prompt=not chat.HasField("add_generation_prompt") or chat.add_generation_prompt,
-            )
+            return _chat(chat)
         case "token_ids":
             return TokenPrompt(ids=request.token_ids.ids)
         case _:
             return None
+
+
+def _chat(chat: generation_pb2.ChatPrompt) -> ChatPrompt:
+    return ChatPrompt(
+        messages=tuple(_chat_message(message) for message in chat.messages),
+        add_generation_prompt=chat.add_generation_prompt if chat.HasField("add_generation_prompt") else None,
+        continue_final_message=chat.continue_final_message,
+        tools=tuple(chat.tools),
+        template_kwargs=chat.template_kwargs,
+    )
+
+
+def _chat_message(message: generation_pb2.ChatMessage) -> ChatMessage:
+    return ChatMessage(
+        role=message.role,
+        content=message.content,
+        tool_calls=tuple(ToolCall(id=call.id, name=call.name, arguments=call.arguments) for call in message.tool_calls),
+        tool_call_id=message.tool_call_id,
+        name=message.name,
+        reasoning=message.reasoning,
+    )
 
 
 def _sampling(message: Message) -> SamplingInput:
@@ -225,26 +276,50 @@ def _unknown_fields(message: Message, prefix: str) -> Iterator[str]:
             yield from _unknown_fields(child, f"{prefix}{descriptor.name}.")
 
 
-def _sequence_delta(delta: Delta) -> generation_pb2.SequenceDelta:
+def _sequence_delta(delta: Delta, token_bytes: Sequence[bytes]) -> generation_pb2.SequenceDelta:
     message = generation_pb2.SequenceDelta(
         index=delta.index,
         text=delta.text,
         token_ids=delta.token_ids,
-        logprobs=[_logprob(entry) for entry in delta.logprobs],
+        logprobs=[_logprob(entry, token_bytes) for entry in delta.logprobs],
     )
+    if delta.reasoning or delta.tool_calls:
+        message.reasoning = delta.reasoning
+        message.tool_calls.extend(map(_tool_call, delta.tool_calls))
     if delta.end is not None:
         message.finish_reason = _FINISH_REASONS[delta.end.reason]
         if delta.end.stop_token_id is not None:
             message.stop_token_id = delta.end.stop_token_id
+        if delta.stop_string is not None:
+            message.stop_string = delta.stop_string
     return message
 
 
-def _logprob(entry: TokenLogprob) -> generation_pb2.TokenLogprob:
+def _tool_call(part: ToolCallPart) -> generation_pb2.ToolCallDelta:
+    return generation_pb2.ToolCallDelta(index=part.index, id=part.call_id, name=part.name, arguments=part.arguments)
+
+
+def _logprob(entry: TokenLogprob, token_bytes: Sequence[bytes]) -> generation_pb2.TokenLogprob:
+    own = _bytes_of(entry.token_id, token_bytes)
     return generation_pb2.TokenLogprob(
         token_id=entry.token_id,
         logprob=entry.logprob,
-        top=[generation_pb2.TopLogprob(token_id=token_id, logprob=logprob) for token_id, logprob in entry.top],
+        top=[_top_logprob(token_id, logprob, token_bytes) for token_id, logprob in entry.top],
+        text=own.decode(errors="replace"),
+        token_bytes=own,
     )
+
+
+def _top_logprob(token_id: int, logprob: float, token_bytes: Sequence[bytes]) -> generation_pb2.TopLogprob:
+    own = _bytes_of(token_id, token_bytes)
+    return generation_pb2.TopLogprob(
+        token_id=token_id, logprob=logprob, text=own.decode(errors="replace"), token_bytes=own
+    )
+
+
+def _bytes_of(token_id: int, token_bytes: Sequence[bytes]) -> bytes:
+    """Empty for an id past the vocabulary, which logits that are wider than it have."""
+    return token_bytes[token_id] if token_id < len(token_bytes) else b""
 
 
 def _usage(usage: Usage) -> generation_pb2.Usage:

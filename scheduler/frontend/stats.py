@@ -81,6 +81,11 @@ class Stats:
     workers: tuple[WorkerStats, ...]
     host_blocks: HostBlockStats = HostBlockStats()
 
+    @property
+    def worker(self) -> WorkerStats:
+        """The first, or only, one."""
+        return self.workers[0]
+
 
 _Figures = TypeVar("_Figures", QueueStats, BlockStats, HostBlockStats, CounterStats)
 

@@ -1,23 +1,26 @@
 """The output of one request, of all its sequences, on its way to its caller.
 
-The engine's side pushes tokens, at most one per sequence and step, and wakes the reader once; the reader takes all that
-has come since its last turn as one piece, so a slow one gets fewer and bigger pieces. Both sides run on one event loop.
+The engine's side pushes tokens, at most one per sequence and step, and asks for the reader's turn once; the reader
+takes what has come since its last turn as one piece, so a slow one gets fewer and bigger pieces. Both sides run on one
+event loop.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
 from scheduler.core.result import End, EndReason
-from scheduler.core.sequence import SequenceSpec
-from scheduler.frontend.detokenizer import Detokenizer
 from scheduler.frontend.errors import RequestError, SequenceEndedError
 from scheduler.frontend.sequence_output import Delta, SequenceOutput
+from scheduler.frontend.turns import Turns
+from scheduler.metrics.request_metrics import RequestMetrics
 
 _GOOD_ENDS: Final = (EndReason.STOP, EndReason.LENGTH)
+# What waits for a slow reader comes in pieces that gRPC's clients take, 4 MiB by default: a token with twenty log
+# probabilities has about 300 bytes.
+_MAX_PIECE_TOKENS: Final = 2048
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,10 +37,12 @@ class Usage:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Piece:
-    """What is new of a request. deltas: of each sequence that has news, by index. usage: in the last piece only."""
+    """What is new of a request. deltas: of each sequence that has news, by index. usage: in the last piece only.
+    echoed_ids: the prompt's, in the first piece of a request that asks for them."""
 
     deltas: tuple[Delta, ...]
     usage: Usage | None = None
+    echoed_ids: tuple[int, ...] = ()
 
 
 class Stream:
@@ -45,8 +50,9 @@ class Stream:
 
     Raises RequestError where a sequence ended badly, after the tokens that all had until then.
 
-    prompt_field: the request's field that the prompt came in. specs: the request's sequences by their index;
-    make_detokenizer is called once for each. arrival_ns: when the request came, on the engine's clock.
+    prompt_field: the request's field that the prompt came in. outputs: of the request's sequences by their index.
+    arrival_ns: when the request came, on the engine's clock. metrics: where the request is counted. turns: says when
+    the reader may take a piece. echo: give the prompt's ids in the first piece.
     """
 
     def __init__(
@@ -54,18 +60,22 @@ class Stream:
         *,
         request_id: str,
         prompt_field: str,
-        specs: tuple[SequenceSpec, ...],
-        make_detokenizer: Callable[[], Detokenizer],
+        outputs: tuple[SequenceOutput, ...],
         arrival_ns: int,
+        metrics: RequestMetrics,
+        turns: Turns,
+        echo: bool = False,
     ) -> None:
         self.request_id = request_id
         self.prompt_field = prompt_field
-        self.specs = specs
+        self.specs = tuple(output.spec for output in outputs)
         self.arrival_ns = arrival_ns
-        self._outputs = tuple(
-            SequenceOutput(index=index, spec=spec, detokenizer=make_detokenizer()) for index, spec in enumerate(specs)
-        )
-        self._num_open = len(specs)
+        self._outputs = outputs
+        self._echoed_ids = self.specs[0].prompt if echo else ()
+        self._num_open = len(outputs)
+        self._metrics = metrics
+        self._turns = turns
+        self._max_delta = max(1, _MAX_PIECE_TOKENS // len(outputs))
         self._error: RequestError | None = None
         self._exhausted = False
         self._waiter: asyncio.Future[None] | None = None
@@ -78,6 +88,11 @@ class Stream:
     def num_tokens(self) -> int:
         """Tokens of all sequences that the engine has delivered so far."""
         return sum(output.num_tokens for output in self._outputs)
+
+    @property
+    def num_unread(self) -> int:
+        """Tokens of all sequences that the reader has not taken."""
+        return sum(output.num_unread for output in self._outputs)
 
     @property
     def is_over(self) -> bool:
@@ -94,27 +109,42 @@ class Stream:
         share with the first is not the prefix cache's doing."""
         if self._started_ns is None:
             self._started_ns = now_ns
+            self._metrics.prompt_tokens += len(self.specs[0].prompt)
         if index == 0 and self._cached_tokens is None:
             self._cached_tokens = cached_tokens
 
-    def push_token(self, index: int, token_id: int, now_ns: int) -> None:
-        """Takes the next token of a sequence."""
+    def push_token(self, index: int, token_id: int, now_ns: int, gaps_ns: dict[int, int]) -> bool:
+        """Takes the next token of a sequence, and counts the time since its last one in gaps_ns. True: it completed a
+        stop string; the sequence takes no more, and `push_stop` is to be called when its logprob, too, is there."""
         if self._first_token_ns is None:
             self._first_token_ns = now_ns
+            self._metrics.time_to_first_token.observe(_seconds(self.arrival_ns, now_ns))
         self._last_token_ns = now_ns
-        self._outputs[index].push_token(token_id)
+        output = self._outputs[index]
+        if output.last_token_ns:
+            gap_ns = now_ns - output.last_token_ns
+            gaps_ns[gap_ns] = gaps_ns.get(gap_ns, 0) + 1
+        output.last_token_ns = now_ns
         self._wake()
+        return output.push_token(token_id)
 
     def push_logprob(self, index: int, token_id: int, logprob: float, top: tuple[tuple[int, float], ...]) -> None:
         """Belongs to the token of this sequence that was pushed last; dropped if the caller did not ask."""
         self._outputs[index].push_logprob(token_id, logprob, top)
 
+    def push_stop(self, index: int) -> int:
+        """Ends a sequence with the token that completed a stop string. Returns the number of its tokens."""
+        self._metrics.finished[EndReason.STOP.value] += 1
+        self._close_one()
+        return self._outputs[index].num_tokens
+
     def push_end(self, index: int, end: End, why: str = "") -> None:
         """Ends a sequence, and with a bad reason the request. why: what is known of a bad one's cause."""
         output = self._outputs[index]
+        self._metrics.finished[end.reason.value] += 1
         if end.reason in _GOOD_ENDS:
-            output.end = end
-            self._num_open -= 1
+            output.push_end(end)
+            self._close_one()
             self._wake()
         else:
             self.push_error(SequenceEndedError(end.reason, output.num_tokens, why))
@@ -130,15 +160,32 @@ class Stream:
 
     async def __anext__(self) -> Piece:
         while not self._exhausted:
-            if deltas := tuple(output.take() for output in self._outputs if output.has_news):
-                self._exhausted = not self._num_open
-                return Piece(deltas=deltas, usage=self._usage() if self._exhausted else None)
+            self._waiter = waiter = asyncio.get_running_loop().create_future()
+            if self._error is not None or any(output.has_news for output in self._outputs):
+                self._wake()
+            await waiter
+            if deltas := tuple(output.take(self._max_delta) for output in self._outputs if output.has_news):
+                self._exhausted = not self._num_open and not any(output.has_news for output in self._outputs)
+                usage = self._usage() if self._exhausted else None
+                echoed_ids, self._echoed_ids = self._echoed_ids, ()
+                return Piece(deltas=deltas, usage=usage, echoed_ids=echoed_ids)
             if self._error is not None:
                 self._exhausted = True
                 raise self._error
-            self._waiter = asyncio.get_running_loop().create_future()
-            await self._waiter
         raise StopAsyncIteration
+
+    def _close_one(self) -> None:
+        self._num_open -= 1
+        if not self._num_open:
+            self._count_times()
+
+    def _count_times(self) -> None:
+        """All sequences have ended well, with the update at hand."""
+        metrics, started, first, last = self._metrics, self._started_ns, self._first_token_ns, self._last_token_ns
+        metrics.e2e_latency.observe(_seconds(self.arrival_ns, last))
+        metrics.queue_time.observe(_seconds(self.arrival_ns, started))
+        metrics.prefill_time.observe(_seconds(started, first))
+        metrics.decode_time.observe(_seconds(first, last))
 
     def _usage(self) -> Usage:
         return Usage(
@@ -151,8 +198,9 @@ class Stream:
         )
 
     def _wake(self) -> None:
-        if self._waiter is not None and not self._waiter.done():
-            self._waiter.set_result(None)
+        if self._waiter is not None:
+            self._turns.ask(self._waiter)
+            self._waiter = None
 
 
 def _seconds(begin_ns: int | None, end_ns: int | None) -> float:

@@ -6,17 +6,17 @@ chat template does not.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 from scheduler.frontend.chat_template import ChatTemplate
-from scheduler.frontend.detokenizer import Detokenizer
+from scheduler.frontend.detokenizer import Detokenizer, SlowDetokenizer
 from scheduler.frontend.directory_tokenizer import read_directory
 from scheduler.frontend.errors import UnsupportedModelError
 from scheduler.frontend.gguf_tokenizer import read_gguf
 from scheduler.frontend.model_files import locate
 from scheduler.frontend.sampling_defaults import SamplingDefaults
-from scheduler.frontend.token_bytes import build_token_bytes
+from scheduler.frontend.token_bytes import TokenBytes, build_token_bytes
 from scheduler.frontend.tokenizer_parts import TokenizerParts
 
 
@@ -33,21 +33,24 @@ class Tokenizer:
         self._backend = parts.backend
         self._bos_prefix = _bos_prefix(parts)
         self._template = (
-            None if parts.chat_template is None else ChatTemplate(parts.chat_template, parts.special_tokens)
+            None
+            if parts.chat_template is None
+            else ChatTemplate(parts.chat_template, parts.special_tokens, parts.tool_chat_template)
         )
         self.has_text = parts.backend is not None
         self.bos_token_id = parts.bos_token_id
         self.eos_token_ids = parts.eos_token_ids
         self.sampling_defaults: SamplingDefaults = parts.sampling_defaults
         self.digest = parts.digest
-        self.token_bytes: tuple[bytes, ...] = ()
-        self.max_token_bytes = 0
         self.special_token_ids: frozenset[int] = frozenset()
+        self._texts = TokenBytes()
         if parts.backend is not None:
-            self.token_bytes = build_token_bytes(parts.backend)
-            self.max_token_bytes = max(map(len, self.token_bytes), default=0)
+            self._texts = build_token_bytes(parts.backend)
             added = parts.backend.get_added_tokens_decoder()
             self.special_token_ids = frozenset(token_id for token_id, token in added.items() if token.special)
+        self.token_bytes = self._texts.table
+        self.max_token_bytes = max(map(len, self.token_bytes), default=0)
+        self._shown_bytes = {frozenset[int](): self._bytes_without(self.special_token_ids)}
 
     @property
     def vocab_size(self) -> int:
@@ -57,26 +60,60 @@ class Tokenizer:
     def has_chat_template(self) -> bool:
         return self._template is not None and self.has_text
 
-    def encode(self, text: str, *, rendered: bool = False) -> tuple[int, ...]:
-        """Ids of a text, with a BOS in front where the model wants one.
+    def encode(self, text: str, *, special_tokens: bool = True) -> tuple[int, ...]:
+        """Ids of a text.
 
-        rendered: the text is a conversation's; its template has written BOS itself, so none is added.
+        special_tokens: with those around it that the model wants, such as a BOS in front; a rendered conversation has
+        them already.
         """
-        if rendered:
+        if not special_tokens:
             return self._encode(text, add_special_tokens=False)
         if self._bos_prefix is None:
             return self._encode(text, add_special_tokens=True)
         return self._bos_prefix + self._encode(text, add_special_tokens=False)
 
-    def apply_chat_template(self, messages: Sequence[Mapping[str, str]], *, add_generation_prompt: bool) -> str:
-        """Text of a conversation; each message has a role and a content. Raises ChatTemplateError."""
+    @property
+    def chat_template(self) -> ChatTemplate:
+        """Raises ValueError if the model has none."""
         if self._template is None:
             raise ValueError("the model has no chat template")
-        return self._template.render(messages, add_generation_prompt=add_generation_prompt)
+        return self._template
 
-    def detokenizer(self, *, skip_special_tokens: bool = True) -> Detokenizer:
-        """A fresh one, for the output of one sequence."""
-        return Detokenizer(self.token_bytes, self.special_token_ids if skip_special_tokens else ())
+    def detokenizer(
+        self,
+        *,
+        skip_special_tokens: bool = True,
+        spaces_between_special_tokens: bool = False,
+        begins_text: bool = False,
+        shown: frozenset[int] = frozenset(),
+    ) -> Detokenizer:
+        """A fresh one, for one sequence.
+
+        begins_text: the ids begin a text rather than continue a prompt. shown: special tokens that are not skipped; to
+        be taken from a small set of choices, because the table of each is kept.
+        """
+        texts = self._texts
+        table = self._skipping(shown) if skip_special_tokens else texts.table
+        begins = texts.begins if begins_text else None
+        spaces = texts.leading_spaces if begins_text else 0
+        if begins is None and not spaces and not spaces_between_special_tokens:
+            return Detokenizer(table, errors=texts.errors)
+        spaced = self.special_token_ids if spaces_between_special_tokens else ()
+        return SlowDetokenizer(table, errors=texts.errors, begins=begins, leading_spaces=spaces, spaced=spaced)
+
+    def special_token_id(self, text: str) -> int | None:
+        """The special token of this text, if there is one."""
+        token_id = None if self._backend is None else self._backend.token_to_id(text)
+        return token_id if token_id in self.special_token_ids else None
+
+    def _skipping(self, shown: frozenset[int]) -> Sequence[bytes]:
+        """The bytes of all ids but the special ones, which have none."""
+        if shown not in self._shown_bytes:
+            self._shown_bytes[shown] = self._bytes_without(self.special_token_ids - shown)
+        return self._shown_bytes[shown]
+
+    def _bytes_without(self, skipped: frozenset[int]) -> tuple[bytes, ...]:
+        return tuple(b"" if id_ in skipped else text for id_, text in enumerate(self.token_bytes))
 
     def _encode(self, text: str, *, add_special_tokens: bool) -> tuple[int, ...]:
         if self._backend is None:

@@ -16,6 +16,7 @@ class TokenizerParts:
 
     backend: None for a model that comes without a tokenizer and takes token ids only.
     add_bos: whether plain text gets a BOS in front; None leaves it to the backend's own post-processor.
+    tool_chat_template: another one, for chats with tools; None if that is the same.
     special_tokens: template variables such as bos_token, by name.
     digest: SHA-256 as the worker computes it; empty without a backend.
     """
@@ -25,6 +26,7 @@ class TokenizerParts:
     bos_token_id: int | None = None
     eos_token_ids: tuple[int, ...] = ()
     chat_template: str | None = None
+    tool_chat_template: str | None = None
     special_tokens: Mapping[str, str] = field(default_factory=dict)
     sampling_defaults: SamplingDefaults = field(default_factory=SamplingDefaults)
     digest: bytes = b""

@@ -6,13 +6,14 @@ All violations of a request are found and reported together, each with the field
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
 from scheduler.core.sequence import Sampling
 from scheduler.frontend.errors import InvalidRequestError, Violation
 from scheduler.frontend.model_info import ModelInfo
+from scheduler.frontend.parsing.choice import check_parsers
 from scheduler.frontend.prompts import EncodedPrompt
 from scheduler.frontend.request import GenerateInput, SamplingInput
 from scheduler.frontend.sampling_defaults import SamplingDefaults
@@ -20,11 +21,11 @@ from scheduler.frontend.sampling_defaults import SamplingDefaults
 _MAX_NAME_BYTES: Final = 256
 _MAX_LOGPROBS: Final = 20
 _MAX_N: Final = 64
+_MAX_STOPS: Final = 16
+_MAX_STOP_CHARACTERS: Final = 256
 # Fields that no code reads yet, with the value at which they change nothing.
 _NOT_SUPPORTED: Final[dict[str, Any]] = {
     "min_tokens": 0,
-    "stop": (),
-    "include_stop_in_output": False,
     "presence_penalty": 0.0,
     "frequency_penalty": 0.0,
     "repetition_penalty": 1.0,
@@ -32,8 +33,6 @@ _NOT_SUPPORTED: Final[dict[str, Any]] = {
     "allowed_token_ids": (),
     "bad_words": (),
     "prompt_logprobs": None,
-    "spaces_between_special_tokens": True,
-    "echo": False,
 }
 
 
@@ -52,6 +51,11 @@ class ValidatedRequest:
     priority: int
     cache_salt: str
     skip_special_tokens: bool
+    spaces_between_special_tokens: bool
+    echo: bool
+    stop: tuple[str, ...]
+    include_stop_in_output: bool
+    min_tokens: int
 
 
 def validate(
@@ -61,12 +65,18 @@ def validate(
     model: ModelInfo,
     eos_token_ids: tuple[int, ...],
     defaults: SamplingDefaults,
+    has_text: bool = True,
 ) -> ValidatedRequest:
-    """Raises InvalidRequestError with all violations. The model's name is not looked at."""
+    """Raises InvalidRequestError with all violations. The model's name is not looked at.
+
+    has_text: whether the model has a tokenizer.
+    """
     violations = (
         *_check_fields(request),
         *_check_sampling(request.sampling, model),
         *_check_parallel(request.sampling, defaults),
+        *_check_text(request.sampling, has_text=has_text),
+        *check_parsers(request),
         *check_prompt(prompt, request.sampling.max_tokens, model),
     )
     if violations:
@@ -85,6 +95,11 @@ def validate(
         priority=request.priority,
         cache_salt=request.cache_salt,
         skip_special_tokens=sampling.skip_special_tokens is not False,
+        spaces_between_special_tokens=sampling.spaces_between_special_tokens is True,
+        echo=sampling.echo is True,
+        stop=sampling.stop,
+        include_stop_in_output=sampling.include_stop_in_output is True,
+        min_tokens=sampling.min_tokens or 0,
     )
 
 
@@ -132,6 +147,20 @@ def _check_sampling(sampling: SamplingInput, model: ModelInfo) -> Iterator[Viola
             yield _violation(name, f"is {_as_json(value)}, is not supported yet: leave it out")
 
 
+def _check_text(sampling: SamplingInput, *, has_text: bool) -> Iterator[Violation]:
+    """What concerns the text of the output, which a model without a tokenizer does not give."""
+    if len(sampling.stop) > _MAX_STOPS:
+        yield _violation("stop", f"has {len(sampling.stop)} strings, must have at most {_MAX_STOPS}")
+    for index, string in enumerate(sampling.stop[:_MAX_STOPS]):
+        if not 1 <= len(string) <= _MAX_STOP_CHARACTERS:
+            limit = f"must have 1 to {_MAX_STOP_CHARACTERS}"
+            yield _violation(f"stop[{index}]", f"has {len(string)} characters, {limit}")
+    if not has_text:
+        for name, value in (("stop", sampling.stop), ("echo", sampling.echo)):
+            if value:
+                yield _violation(name, f"is {_as_json(value)}, but the model has no tokenizer and gives no text")
+
+
 def _check_parallel(sampling: SamplingInput, defaults: SamplingDefaults) -> Iterator[Violation]:
     temperature = defaults.temperature if sampling.temperature is None else sampling.temperature
     if sampling.n is not None and 1 < sampling.n <= _MAX_N and temperature == 0:
@@ -163,9 +192,14 @@ def check_prompt(prompt: EncodedPrompt, max_tokens: int | None, model: ModelInfo
             f"is {max_tokens}, with a prompt of {length} tokens that makes {length + max_tokens}, must be at most "
             f"{model.max_model_len} (max_model_len)",
         )
-    foreign = next((index for index, token_id in enumerate(prompt.token_ids) if token_id >= model.logits_width), None)
+    yield from check_token_ids(prompt.field, prompt.token_ids, model)
+
+
+def check_token_ids(field: str, token_ids: Sequence[int], model: ModelInfo) -> Iterator[Violation]:
+    """The first id that the model does not have."""
+    foreign = next((index for index, token_id in enumerate(token_ids) if token_id >= model.logits_width), None)
     if foreign is not None:
-        yield Violation(field=prompt.field, description=_foreign(prompt.token_ids[foreign], foreign, model))
+        yield Violation(field=field, description=_foreign(token_ids[foreign], foreign, model))
 
 
 def _foreign(token_id: int, index: int, model: ModelInfo) -> str:

@@ -41,8 +41,10 @@ class RecordedScheduler(Scheduler):
     def adopt(self, handovers: tuple[Handover, ...]) -> None:
         return self._recorded(verbs.ADOPT, super().adopt, handovers)
 
-    def finish(self, sequence_id: int, reason: EndReason) -> End | None:
-        return self._recorded(verbs.FINISH, super().finish, sequence_id, reason)
+    def finish(self, sequence_id: int, reason: EndReason, num_output_tokens: int | None = None) -> End | None:
+        if num_output_tokens is None:
+            return self._recorded(verbs.FINISH, super().finish, sequence_id, reason)
+        return self._recorded(verbs.FINISH_AT, super().finish, sequence_id, reason, num_output_tokens)
 
     def finish_all(self, reason: EndReason) -> tuple[End, ...]:
         return self._recorded(verbs.FINISH_ALL, super().finish_all, reason)

@@ -12,7 +12,7 @@ did gets a token that ends nothing, until it is cancelled or reaches max_tokens.
 
 from __future__ import annotations
 
-from collections import deque
+from collections import Counter, deque
 from typing import Any
 
 from scheduler.core.config import CoreConfig
@@ -28,6 +28,7 @@ from scheduler.recording.verbs import (
     ADOPT,
     EXPIRE,
     FINISH,
+    FINISH_AT,
     REQUEUE_ALL,
     SCHEDULE,
     SET_RATES,
@@ -103,6 +104,7 @@ class Simulation:
         self._tracker = ShapeTracker()
         self._in_flight: deque[tuple[int, StepResult]] = deque()
         self._copy_bytes_per_s = Rates().copy_bytes_per_s
+        self._num_outputs: Counter[int] = Counter()  # of sequences that a stop string ends
         self._free_ns = 0
         self._back_ns = 0
         self._now_ns = self._events[0][0] if self._events else 0
@@ -123,13 +125,21 @@ class Simulation:
         while self._events and self._events[0][0] <= now_ns:
             self._take_event(*self._events.popleft())
         while self._in_flight and self._in_flight[0][0] <= now_ns:
-            self._call(UPDATE, self._in_flight.popleft()[1])
+            output = self._call(UPDATE, self._in_flight.popleft()[1])
+            self._num_outputs.update(id_ for id_ in output.sequence_ids if id_ in self._workload.stops)
         self._call(EXPIRE, now_ns)
-        if now_ns < self._back_ns:
-            return
-        while isinstance(plan := self._call(SCHEDULE), StepPlan):
-            self._free_ns = max(now_ns, self._free_ns) + max(1, round(self._duration_ns(plan)))
-            self._in_flight.append((self._free_ns, self._worker.execute(plan, self.core.epoch)))
+        if now_ns >= self._back_ns:
+            while isinstance(plan := self._call(SCHEDULE), StepPlan):
+                self._free_ns = max(now_ns, self._free_ns) + max(1, round(self._duration_ns(plan)))
+                self._in_flight.append((self._free_ns, self._worker.execute(plan, self.core.epoch)))
+        self._stop()
+
+    def _stop(self) -> None:
+        """Ends what a stop string ended, with the same token: a front end hears of it when the next plan is sent."""
+        stops = self._workload.stops
+        for sequence_id in [id_ for id_, count in self._num_outputs.items() if count >= stops[id_]]:
+            del self._num_outputs[sequence_id]
+            self._call(FINISH_AT, sequence_id, EndReason.STOP, stops[sequence_id])
 
     def _duration_ns(self, plan: StepPlan) -> float:
         copied_bytes = num_swapped_blocks(plan) * self.core.config.bytes_per_block

@@ -62,8 +62,9 @@ UPDATE = Verb(5, "update", (_RESULT,))
 REQUEUE_ALL = Verb(6, "requeue_all", (_COUNT, _COUNT))
 SET_RATES = Verb(7, "set_rates", (_COUNT, _COUNT), ("prefill_tokens_per_s", "copy_bytes_per_s"))
 DROP_PREFIX = Verb(8, "drop_prefix", (_SELECTION,))
-WITHDRAW = Verb(9, "withdraw", (_COUNT,))
-ADOPT = Verb(10, "adopt", (_HANDOVERS,))
+FINISH_AT = Verb(9, "finish", (_COUNT, _REASON, _COUNT))  # with the number of output tokens that are kept
+WITHDRAW = Verb(10, "withdraw", (_COUNT,))
+ADOPT = Verb(11, "adopt", (_HANDOVERS,))
 
 VERBS = {
     verb.number: verb
@@ -77,6 +78,7 @@ VERBS = {
         REQUEUE_ALL,
         SET_RATES,
         DROP_PREFIX,
+        FINISH_AT,
         WITHDRAW,
         ADOPT,
     )

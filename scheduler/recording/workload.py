@@ -10,7 +10,7 @@ from scheduler.core.plan import StepPlan
 from scheduler.core.result import EndReason, StepOutput
 from scheduler.core.scheduler import Scheduler
 from scheduler.recording.step_model import ShapeTracker, StepShape, num_swapped_blocks
-from scheduler.recording.verbs import ADOPT, EXPIRE, REQUEUE_ALL, SCHEDULE, UPDATE, Verb, ends_in
+from scheduler.recording.verbs import ADOPT, EXPIRE, FINISH_AT, REQUEUE_ALL, SCHEDULE, UPDATE, Verb, ends_in
 
 
 class Workload:
@@ -18,6 +18,7 @@ class Workload:
 
     events: calls that come from outside (arrivals, cancels, losses of the worker), with their times, in order.
     tokens: the output of every sequence, as far as it got. ends: why each ended; the others lived to the end.
+    stops: the number of output tokens of those that a stop string ended, wherever they were then.
     samples: shape and execution time of every step that swapped nothing and whose result came back.
     outages: when a worker was lost, and when the next plan was sent; a loss that is not here lasted to the end.
     """
@@ -26,6 +27,7 @@ class Workload:
         self.events: list[tuple[int, Verb, tuple[Any, ...]]] = []
         self.tokens: dict[int, array[int]] = {}
         self.ends: dict[int, EndReason] = {}
+        self.stops: dict[int, int] = {}
         self.samples: list[tuple[StepShape, int]] = []
         self.outages: dict[int, int] = {}
         self._overheads_ns = array("q")
@@ -47,6 +49,8 @@ class Workload:
         elif verb is UPDATE:
             if isinstance(answer, StepOutput):
                 self._on_result(time_ns, arguments[0].step_id, arguments[0].execute_ns, answer)
+        elif verb is FINISH_AT:
+            self.stops[arguments[0]] = arguments[2]
         elif verb is not EXPIRE:  # deadlines come with the sequences
             self.events.append((time_ns, verb, arguments))
             if verb is ADOPT:

@@ -17,7 +17,14 @@ from google.rpc import error_details_pb2, status_pb2
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_status import rpc_status
 
-from octavo.serving.v1 import admin_pb2, admin_pb2_grpc, generation_pb2, generation_pb2_grpc
+from octavo.serving.v1 import (
+    admin_pb2,
+    admin_pb2_grpc,
+    generation_pb2,
+    generation_pb2_grpc,
+    tokenizer_pb2,
+    tokenizer_pb2_grpc,
+)
 
 Script = Callable[[Any, Any], AsyncIterator[generation_pb2.GenerateResponse]]
 
@@ -51,7 +58,10 @@ def bad_request(field: str, description: str) -> error_details_pb2.BadRequest:
 
 
 class Peer(
-    generation_pb2_grpc.GenerationServiceServicer, admin_pb2_grpc.AdminServiceServicer, health_pb2_grpc.HealthServicer
+    generation_pb2_grpc.GenerationServiceServicer,
+    tokenizer_pb2_grpc.TokenizerServiceServicer,
+    admin_pb2_grpc.AdminServiceServicer,
+    health_pb2_grpc.HealthServicer,
 ):
     """The server. `script` answers Generate; `requests` are the ones that came.
 
@@ -60,7 +70,7 @@ class Peer(
 
     def __init__(self) -> None:
         self.script: Script
-        self.requests: list[generation_pb2.GenerateRequest] = []
+        self.requests: list[Any] = []
         self.requested = threading.Event()
         self.cancelled = threading.Event()
         self.health = health_pb2.HealthCheckResponse.SERVING
@@ -79,6 +89,20 @@ class Peer(
 
     async def GetModelInfo(self, request: Any, context: Any) -> generation_pb2.GetModelInfoResponse:  # noqa: N802
         return self.model_info
+
+    async def Tokenize(self, request: Any, context: Any) -> tokenizer_pb2.TokenizeResponse:  # noqa: N802
+        self.requests.append(request)
+        return tokenizer_pb2.TokenizeResponse(
+            token_ids=[1, 2], token_bytes=[b"P", b"\xc3"], rendered="<P>", max_model_len=8
+        )
+
+    async def CountTokens(self, request: Any, context: Any) -> tokenizer_pb2.CountTokensResponse:  # noqa: N802
+        self.requests.append(request)
+        return tokenizer_pb2.CountTokensResponse(count=2, max_model_len=8)
+
+    async def Detokenize(self, request: Any, context: Any) -> tokenizer_pb2.DetokenizeResponse:  # noqa: N802
+        self.requests.append(request)
+        return tokenizer_pb2.DetokenizeResponse(text="Pé")
 
     async def GetStats(self, request: Any, context: Any) -> admin_pb2.GetStatsResponse:  # noqa: N802
         return self.stats
@@ -111,6 +135,7 @@ class RunningPeer:
     async def _serve(self) -> None:
         server = grpc.aio.server()
         generation_pb2_grpc.add_GenerationServiceServicer_to_server(self.peer, server)
+        tokenizer_pb2_grpc.add_TokenizerServiceServicer_to_server(self.peer, server)
         admin_pb2_grpc.add_AdminServiceServicer_to_server(self.peer, server)
         health_pb2_grpc.add_HealthServicer_to_server(self.peer, server)
         port = server.add_insecure_port("127.0.0.1:0")

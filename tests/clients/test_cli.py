@@ -65,14 +65,14 @@ def test_the_command_imports_nothing_heavy() -> None:
 def test_generate_sends_a_chat_message_if_the_model_has_a_template(peer: Peer, target: str) -> None:
     peer.script = answer
     peer.model_info.has_chat_template = True
-    done = octavo("generate", "Capital?", "--target", target, "--max-tokens=8", "--temperature=0", "--seed=3")
+    done = octavo("generate", "Capital?", "--target", target, "--max-tokens=8", "--seed=3", "--stop=a", "--stop=b")
     assert (done.returncode, done.stdout) == (0, "Paris\n")
     assert done.stderr.startswith("2 tokens, time to first token")
     assert done.stderr.endswith("prompt 7 tokens (4 cached)\n")
     (request,) = peer.requests
     assert [(turn.role, turn.content) for turn in request.chat.messages] == [("user", "Capital?")]
     sampling = request.sampling_params
-    assert (sampling.max_tokens, sampling.temperature, sampling.seed) == (8, 0.0, 3)
+    assert (sampling.max_tokens, sampling.seed, list(sampling.stop)) == (8, 3, ["a", "b"])
     assert not sampling.HasField("top_p")
 
 
@@ -127,6 +127,14 @@ def test_ctrl_c_stops_an_answer_and_not_the_chat(peer: Peer, target: str) -> Non
         output, _ = chat.communicate("Again\n", timeout=WAIT_CAP_S)
     assert (chat.returncode, output) == (0, "\nParis\n")
     assert [turn.content for turn in peer.requests[1].chat.messages] == ["Hello", "and", "Again"]
+
+
+def test_tokenize_shows_ids_and_bytes(peer: Peer, target: str) -> None:
+    shown = octavo("tokenize", "Pé", "--target", target)
+    assert (shown.returncode, shown.stdout) == (0, "       1 'P'\n       2 b'\\xc3'\n")
+    counted = octavo("tokenize", "-", "--chat", "--count", "--target", target, stdin="Pé")
+    assert counted.stdout == "2\n"
+    assert peer.requests[0].text == peer.requests[1].chat.messages[0].content == "Pé"
 
 
 def test_health_is_an_exit_code(peer: Peer, target: str) -> None:
@@ -234,5 +242,5 @@ def test_serve_knows_every_flag_of_the_services(service: str, known: tuple[flags
     shown = python("-m", service, "--help").stdout
     of_service = set(re.findall(r"^  (--[a-z-]+)", shown, re.MULTILINE))
     of_service |= set(re.findall(r"(--no-[a-z-]+)", shown))
-    serves_own = {"--model", "--host", "--port", "--worker"}
+    serves_own = {"--model", "--host", "--port", "--worker", "--metrics-port"}
     assert {flag.name for flag in known} == of_service - serves_own

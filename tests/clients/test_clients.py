@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import inspect
+import json
 import threading
 from collections.abc import AsyncIterator
 from typing import Any
@@ -15,7 +16,7 @@ from google.rpc import error_details_pb2
 from grpc_health.v1 import health_pb2
 
 import clients
-from clients import AsyncClient, Client, FinishReason, Message, SamplingParams, Violation
+from clients import AsyncClient, Client, FinishReason, Message, SamplingParams, ToolCall, Violation
 from octavo.serving.v1 import admin_pb2, generation_pb2
 from tests.clients.peer import Peer, bad_request, fail, last_response, response
 
@@ -156,6 +157,88 @@ def test_every_part_of_a_request_arrives(peer: Peer, target: str) -> None:
     assert not ids.HasField("priority")
     assert text.text == "text"
     assert text.HasField("priority")
+
+
+def test_a_chat_with_tools_arrives_and_its_calls_come_back(peer: Peer, target: str) -> None:
+    async def calls(request: Any, context: Any) -> AsyncIterator[generation_pb2.GenerateResponse]:
+        part = generation_pb2.ToolCallDelta
+        yield response("So ", (1,), reasoning="h", tool_calls=[part(index=0, id="c0", name="f", arguments='{"x"')])
+        yield response(
+            "", (2,), reasoning="m", tool_calls=[part(index=0, arguments=": 1}"), part(index=1, id="c1", name="g")]
+        )
+        yield response("be it", (3,), finish_reason=generation_pb2.FINISH_REASON_STOP, stop_string="it")
+        yield last_response()
+
+    peer.script = calls
+    tool = {"type": "function", "function": {"name": "f", "parameters": {"maximum": 5}}}
+    turn = Message(role="user", content="Go")
+    with Client(target) as client:
+        first = client.complete(
+            messages=[turn],
+            tools=[tool],
+            template_kwargs={"enable_thinking": True},
+            add_generation_prompt=False,
+            tool_call_parser="hermes",
+            reasoning_parser="think",
+        )
+        assert (first.text, first.reasoning, first.stop_string) == ("So be it", "hm", "it")
+        assert first.tool_calls == (ToolCall(id="c0", name="f", arguments='{"x": 1}'), ToolCall(id="c1", name="g"))
+        answered = Message(role="assistant", content=first.text, tool_calls=first.tool_calls, reasoning=first.reasoning)
+        found = Message(role="tool", content="42", tool_call_id="c0", name="f")
+        client.complete(messages=[turn, answered, found], continue_final_message=True)
+    asked, again = peer.requests
+    assert json.loads(asked.chat.tools[0]) == tool
+    assert json.loads(asked.chat.template_kwargs) == {"enable_thinking": True}
+    assert asked.chat.HasField("add_generation_prompt") and not asked.chat.add_generation_prompt
+    assert (asked.tool_call_parser, asked.reasoning_parser) == ("hermes", "think")
+    _, spoken, result = again.chat.messages
+    assert [(call.id, call.name, call.arguments) for call in spoken.tool_calls] == [
+        ("c0", "f", '{"x": 1}'),
+        ("c1", "g", ""),
+    ]
+    assert (spoken.reasoning, result.tool_call_id, result.name) == ("hm", "c0", "f")
+    assert again.chat.continue_final_message
+    assert not again.chat.HasField("add_generation_prompt")
+    assert not again.HasField("tool_call_parser")
+
+
+def test_an_echo_brings_the_prompts_ids(peer: Peer, target: str) -> None:
+    async def echo(request: Any, context: Any) -> AsyncIterator[generation_pb2.GenerateResponse]:
+        first = response("hey", (3,))
+        first.prompt_token_ids.extend([1, 2])
+        yield first
+        yield last_response()
+
+    peer.script = echo
+    with Client(target) as client:
+        assert client.complete("he", echo=True).prompt_token_ids == (1, 2)
+
+
+def test_tokens_come_and_go(peer: Peer, target: str) -> None:
+    async def asynchronous() -> tuple[clients.Tokens, int, str]:
+        async with AsyncClient(target) as client:
+            tokens = await client.tokenize("Pé", without_special_tokens=True, with_token_bytes=True)
+            return tokens, await client.count_tokens(token_ids=[1, 2]), await client.detokenize([1, 2])
+
+    with Client(target) as client:
+        turns = [Message(role="user", content="P")]
+        tokens = client.tokenize(messages=turns, tools=[{}], model="m")
+        answers = (tokens, client.count_tokens("Pé"), client.detokenize([1, 2], skip_special_tokens=False))
+        with pytest.raises(clients.InvalidRequestError, match="token_ids"):
+            client.detokenize([-1])
+    assert answers == asyncio.run(asynchronous())
+    assert answers[1:] == (2, "Pé")
+    assert (tokens.token_ids, tokens.token_bytes, tokens.rendered, tokens.max_model_len) == (
+        (1, 2),
+        (b"P", b"\xc3"),
+        "<P>",
+        8,
+    )
+    chat, text, ids, plain, counted, default = peer.requests
+    assert (chat.chat.messages[0].content, list(chat.chat.tools), chat.model) == ("P", ["{}"], "m")
+    assert (text.text, list(ids.token_ids), ids.HasField("skip_special_tokens")) == ("Pé", [1, 2], True)
+    assert (plain.text, plain.without_special_tokens, plain.with_token_bytes) == ("Pé", True, True)
+    assert (list(counted.token_ids.ids), default.HasField("skip_special_tokens")) == ([1, 2], False)
 
 
 def test_empty_prompts_are_left_to_the_server(peer: Peer, target: str) -> None:
@@ -377,6 +460,7 @@ def test_closing_the_client_fails_its_streams(peer: Peer, target: str) -> None:
         ({"stop_token_ids": [2**32]}, "sampling_params.stop_token_ids"),
         ({"priority": 2**31}, "priority"),
         ({"tenant": 7}, "tenant"),
+        ({"stop": ["\ud800"]}, "sampling_params.stop"),
     ],
 )
 def test_what_cannot_be_sent_is_refused_by_name(target: str, keywords: dict[str, Any], field: str) -> None:

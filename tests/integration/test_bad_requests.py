@@ -46,7 +46,7 @@ def server(uniform_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Ite
         ({"prompt": "x", "logprobs": 21}, "sampling_params.logprobs", ["21", "20"]),
         ({"prompt": "x", "stop_token_ids": [VOCAB_SIZE]}, "sampling_params.stop_token_ids", [str(VOCAB_SIZE)]),
         ({"prompt": "x", "tenant": "t" * 257}, "tenant", ["257", "256"]),
-        ({"prompt": "x", "stop": ["y"]}, "sampling_params.stop", ['["y"]', "not supported"]),
+        ({"prompt": "x", "stop": ["y", ""]}, "sampling_params.stop[1]", ["has 0 characters", "1 to 256"]),
         ({"prompt": "x", "min_tokens": 1}, "sampling_params.min_tokens", ["not supported"]),
         ({"prompt": "x", "presence_penalty": 0.5}, "sampling_params.presence_penalty", ["not supported"]),
         ({"prompt": "x", "logit_bias": {3: 1.0}}, "sampling_params.logit_bias", ['{"3": 1.0}', "not supported"]),

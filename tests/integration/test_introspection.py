@@ -1,23 +1,23 @@
-"""What people look at: reflection, health, the stats, grpcurl."""
+"""What people look at: reflection, health, the stats, and all of it from a command line."""
 
 from __future__ import annotations
 
 import json
 import re
-import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import grpc
 import pytest
 from grpc_reflection.v1alpha.proto_reflection_descriptor_database import ProtoReflectionDescriptorDatabase
 
-from tests.integration.harness import Cluster, cluster
+from tests.integration.harness import Cluster, cluster, collect
 from tests.integration.processes import ServiceProcess
 
-SERVING = ["octavo.serving.v1.AdminService", "octavo.serving.v1.GenerationService"]
+SERVING = [f"octavo.serving.v1.{name}Service" for name in ("Admin", "Generation", "Tokenizer")]
 STEPPING = ["octavo.worker.v1alpha1.WorkerService"]
 HEALTH = "grpc.health.v1.Health"
 
@@ -69,22 +69,63 @@ def test_stats_add_up(server: Cluster) -> None:
     assert after.worker.restarts == 0
 
 
-def grpcurl(*args: str) -> str:
-    binary = shutil.which(
-        "grpcurl", path=f"{Path(sys.executable).parent}:{Path.home() / '.local/bin'}"
-    ) or shutil.which("grpcurl")
-    if binary is None:
-        pytest.skip("grpcurl is neither beside the interpreter nor on PATH")
-    return subprocess.run([binary, "-plaintext", *args], check=True, capture_output=True, text=True, timeout=30).stdout
+def curl(address: str, method: str, body: dict[str, Any] | None = None) -> list[dict[str, Any]]:
+    """The answers that a command line tool shows which knows nothing but reflection. buf comes with the development
+    packages, grpcurl does not; both print protobuf's JSON."""
+    buf = Path(sys.executable).parent / "buf"
+    url = f"http://{address}/{method}"
+    command = [
+        buf,
+        "curl",
+        "--protocol=grpc",
+        "--http2-prior-knowledge",
+        "--emit-defaults",
+        "-d",
+        json.dumps(body or {}),
+    ]
+    shown = subprocess.run([*command, url], check=True, capture_output=True, text=True, timeout=60).stdout
+    answers, decoder = [], json.JSONDecoder()
+    while shown := shown.lstrip():
+        answer, end = decoder.raw_decode(shown)
+        answers.append(answer)
+        shown = shown[end:]
+    return answers
 
 
-def test_grpcurl_needs_no_proto_files(server: Cluster) -> None:
-    address = server.scheduler.address
-    assert set(SERVING) <= set(grpcurl(address, "list").split())
-    stats = json.loads(grpcurl(address, "octavo.serving.v1.AdminService/GetStats"))
+def test_a_command_line_needs_no_proto_files(server: Cluster) -> None:
+    address, admin = server.scheduler.address, "octavo.serving.v1.AdminService"
+    (stats,) = curl(address, f"{admin}/GetStats")
     assert stats["blocks"]["total"] == 64
-    body = json.dumps({"text": "hello", "samplingParams": {"temperature": 0, "maxTokens": 3, "ignoreEos": True}})
-    answer = grpcurl("-d", body, address, "octavo.serving.v1.GenerationService/Generate")
-    assert re.search(r'"(completionTokens|completion_tokens)": 3\b', answer), (
-        answer
-    )  # versions differ in the case of names
+    asked = {"temperature": 0, "maxTokens": 3, "ignoreEos": True}
+    answers = curl(
+        address,
+        "octavo.serving.v1.GenerationService/Generate",
+        {"text": "x" * 40, "samplingParams": asked, "cacheSalt": "mine"},
+    )
+    assert answers[-1]["usage"]["completionTokens"] == 3
+    server.wait_empty()
+    assert curl(address, f"{admin}/ProbePrefix", {"text": "x" * 40, "cacheSalt": "mine"})[0]["cachedTokens"] == 32
+    assert curl(address, f"{admin}/DropPrefix", {"cacheSalt": "mine"}) == [{"droppedBlocks": 2, "keptBlocks": 0}]
+
+
+def test_a_command_line_shows_why_a_request_waits_and_what_steps_do(server: Cluster) -> None:
+    address, admin = server.scheduler.address, "octavo.serving.v1.AdminService"
+    holder = server.generate("h" * 500, request_id="holder", max_tokens=30, ignore_eos=True)
+    next(holder)
+    with server.frozen_worker():
+        waiter = server.generate("w" * 800, request_id="waiter", max_tokens=3, ignore_eos=True)
+        server.wait_for(lambda stats: stats.queues.waiting == 1, "it waits")
+        (told,) = curl(address, f"{admin}/ExplainRequest", {"requestId": "waiter"})
+        told_blocks = re.fullmatch(r"needs 50 blocks, (\d+) free, (\d+) evictable, watermark \d+", told["summary"])
+        assert told_blocks is not None
+        assert int(told_blocks[1]) + int(told_blocks[2]) == 32
+        assert [record["text"] for record in told["sequences"][0]["history"]] == [
+            f"step {told['sequences'][0]['history'][0]['stepId']}: queued, waiting 1"
+        ]
+        listed = curl(address, f"{admin}/ListRequests")[0]["sequences"]
+        assert [(one["requestId"], one["state"]) for one in listed] == [
+            ("holder", "SEQUENCE_STATE_RUNNING"),
+            ("waiter", "SEQUENCE_STATE_WAITING"),
+        ]
+    assert len(collect(holder).token_ids) + len(collect(waiter).token_ids) == 30 + 3 - 1
+    server.wait_empty()

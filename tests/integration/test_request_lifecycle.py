@@ -1,4 +1,4 @@
-"""Request ids, deadlines, and the drain of a scheduler that is told to stop."""
+"""Request ids, deadlines, and callers and schedulers that go away."""
 
 from __future__ import annotations
 
@@ -7,9 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from clients import AlreadyExistsError, Client, DeadlineError, FinishReason, UnavailableError
+from clients import AlreadyExistsError, Client, DeadlineError, UnavailableError
 from tests.integration.harness import Cluster, cluster, collect
-from tests.integration.processes import wait_until
 
 
 @pytest.fixture(scope="module")
@@ -100,21 +99,3 @@ def test_another_scheduler_takes_the_worker_over(uniform_model: Path, tmp_path: 
         assert again.usage is not None
         assert again.usage.cached_tokens == 0  # a new scheduler knows nothing of the worker's blocks
         server.wait_empty()
-
-
-def test_sigterm_drains_the_scheduler(uniform_model: Path, tmp_path: Path) -> None:
-    with cluster(uniform_model, tmp_path, worker_args=["--num-gpu-blocks-override", "256"]) as server:
-        stream = server.generate("finish me", max_tokens=1500, ignore_eos=True)
-        first = next(stream)
-        server.scheduler.terminate()
-        wait_until(lambda: not server.scheduler.serving(), "the scheduler is NOT_SERVING")
-        with pytest.raises(UnavailableError):
-            server.complete("too late", max_tokens=1)
-        rest = collect(stream)
-        assert len(first.token_ids) + len(rest.token_ids) == 1500
-        assert rest.finish_reason is FinishReason.LENGTH
-        assert server.scheduler.wait() == 0
-        # The worker is a service of its own and is still there; it drains by itself.
-        assert server.worker.serving()
-        server.worker.terminate()
-        assert server.worker.wait() == 0

@@ -39,6 +39,17 @@ def test_torch_computes_in_the_storage_dtype() -> None:
     assert backend.describe() == {"backend": "torch", "device": "cpu", "threads": 2}
 
 
+@pytest.mark.parametrize(
+    ("name", "device", "exact", "used"),
+    [("torch", CPU, False, "torch"), ("auto", GPU, False, "triton|torch"), ("cpu", CPU, True, "cpu with --exact")],
+)
+def test_only_the_native_backend_quantises(name: str, device: torch.device, exact: bool, used: str) -> None:
+    with pytest.raises(
+        BackendError, match=f"^--quantization int8 needs --backend cpu without --exact, this is ({used})$"
+    ):
+        make_backend(name, torch.float32, device, 2, exact, "int8")
+
+
 def test_exact_mode() -> None:
     assert make_backend("auto", torch.float32, CPU, 2, True).name == "cpu"
 

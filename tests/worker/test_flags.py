@@ -91,6 +91,19 @@ BAD = {
     "--kv-cache-dtype must be auto, is fp8_e4m3": ["--exact", "--kv-cache-dtype", "fp8_e4m3"],
     "--max-num-batched-tokens must be at least 1, is 0": ["--max-num-batched-tokens", "0"],
     "--max-num-seqs must be at least 1, is 0": ["--max-num-seqs", "0"],
+    "--quantization must be none, is int8": ["--exact", "--quantization", "int8"],
+    "--quantization int8 needs the native kernels; --backend must be auto or cpu, is torch": [
+        "--quantization",
+        "int8",
+        "--backend",
+        "torch",
+    ],
+    "--quantization int8 is for CPUs; --device must be auto or cpu, is cuda": [
+        "--quantization",
+        "int8",
+        "--device",
+        "cuda",
+    ],
     "--backend cpu needs --device auto or cpu, is cuda": ["--backend", "cpu", "--device", "cuda"],
 }
 
@@ -105,6 +118,15 @@ def test_a_bad_value_is_refused_by_name(message: str, arguments: list[str]) -> N
 def test_a_choice_from_a_file_is_checked_like_one_from_the_command_line() -> None:
     with pytest.raises(ConfigError, match="--dtype must be one of auto, float32, bfloat16, is 'float16'"):
         WorkerConfig(model="m", dtype="float16")
+
+
+def test_a_quantization_from_a_file_is_checked_too(tmp_path: Path) -> None:
+    file = tmp_path / "octavo.yaml"
+    file.write_text("model: m\nworker:\n  quantization: int8\n")
+    assert parse(["--config", str(file)]).quantization == "int8"
+    file.write_text("model: m\nworker:\n  quantization: int4\n")
+    with pytest.raises(ConfigError, match="--quantization must be one of none, int8, is 'int4'"):
+        parse(["--config", str(file)])
 
 
 def test_a_size_from_a_file_is_checked_too() -> None:

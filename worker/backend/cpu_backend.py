@@ -1,5 +1,6 @@
-"""The native CPU backend: activations in float32, weights and KV cache in float32 or bfloat16. Over bfloat16 weights, a
-processor with AVX512-BF16 rounds the input of a linear layer to bfloat16.
+"""The native CPU backend: activations in float32, weights and KV cache in float32 or bfloat16, those of linear layers
+in int8 if asked for. Over bfloat16 and int8 weights, a processor with AVX512-BF16 rounds the input of a linear layer to
+bfloat16.
 
 Every op computes a row's result from that row and its sequence alone, in an order that neither the rest of the batch
 nor the number of threads changes. With float32 storage that is the exact mode: a sequence's logits are the same bits
@@ -31,9 +32,10 @@ class CpuBackend(CpuOps):
     fp8_kv_cache = False
     copy_blocks = staticmethod(copy_one_by_one)
 
-    def __init__(self, *, num_threads: int, instruction_set: str | None = None) -> None:
-        """instruction_set: one of `kernels.cpu.library.available_instruction_sets()`, the best by default."""
-        super().__init__(load(instruction_set), num_threads=num_threads)
+    def __init__(self, *, num_threads: int, instruction_set: str | None = None, quantization: str = "none") -> None:
+        """instruction_set: one of `kernels.cpu.library.available_instruction_sets()`, the best by default.
+        quantization: one of `kernels.cpu.ops.QUANTIZATIONS`, of the linear layers' weights."""
+        super().__init__(load(instruction_set), num_threads=num_threads, quantization=quantization)
         self._threads = num_threads
 
     def compile(self, decoder: Decoder) -> NativeModel:

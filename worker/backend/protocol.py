@@ -25,6 +25,10 @@ class Linear(Protocol):
         """x [T, K] -> [T, N]."""
         ...
 
+    def tensors(self) -> tuple[torch.Tensor, ...]:
+        """What the layer keeps in memory; a tensor may be another's too."""
+        ...
+
 
 class Backend(Protocol):
     """The ops of a transformer over a paged KV cache."""

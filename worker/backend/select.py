@@ -17,13 +17,16 @@ class BackendError(ValueError):
     """The flags ask for a backend that cannot be had."""
 
 
-def make_backend(name: str, dtype: torch.dtype, device: torch.device, num_threads: int, exact: bool) -> Backend:
+def make_backend(
+    name: str, dtype: torch.dtype, device: torch.device, num_threads: int, exact: bool, quantization: str = "none"
+) -> Backend:
     """The backend that --backend names; "auto" is the native one on a CPU, and on a GPU triton where it is installed,
     else torch.
 
     dtype is the storage type of weights and KV cache. num_threads sets torch's threads too, for the whole process, and
-    does nothing on a GPU. exact asks for results that do not depend on the batch. Raises BackendError naming the flag,
-    and kernels.cpu.library.NativeLibraryError saying how to build the library where it is needed and missing.
+    does nothing on a GPU. exact asks for results that do not depend on the batch. quantization is how the weights of
+    linear layers are kept, "none" or "int8". Raises BackendError naming the flag, and
+    kernels.cpu.library.NativeLibraryError saying how to build the library where it is needed and missing.
     """
     if name not in BACKENDS:
         raise BackendError(f"--backend is {name!r}, must be one of {', '.join(BACKENDS)}")
@@ -33,10 +36,15 @@ def make_backend(name: str, dtype: torch.dtype, device: torch.device, num_thread
     if exact and (chosen != "cpu" or dtype != torch.float32):
         used = f"{chosen} with {str(dtype).removeprefix('torch.')}"
         raise BackendError(f"--exact needs --backend cpu and --dtype float32, this is {used}")
+    if quantization != "none" and (chosen != "cpu" or exact):
+        raise BackendError(
+            f"--quantization {quantization} needs --backend cpu without --exact, this is {chosen}"
+            f"{' with --exact' if exact else ''}"
+        )
     if device.type == "cpu":
         torch.set_num_threads(num_threads)
     if chosen == "cpu":
-        return CpuBackend(num_threads=num_threads)
+        return CpuBackend(num_threads=num_threads, quantization=quantization)
     if chosen == "triton":
         return _triton(dtype, device)
     return TorchBackend(dtype, device)

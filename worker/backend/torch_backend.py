@@ -25,6 +25,9 @@ class TorchLinear:
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         return F.linear(x, self._weight, self._bias)
 
+    def tensors(self) -> tuple[torch.Tensor, ...]:
+        return (self._weight,) if self._bias is None else (self._weight, self._bias)
+
 
 class TorchBackend:
     """Satisfies worker.backend.protocol.Backend, whose comments give the contract of each op."""

@@ -21,11 +21,13 @@ DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoadedModel:
-    """A model ready to run. dtype: of its matrices, and of the KV cache to make for it."""
+    """A model ready to run. dtype: of its matrices, unless they are quantised, and of the KV cache to make for it;
+    weight_bytes: memory that the parameters take."""
 
     model: Model
     config: ModelConfig
     dtype: torch.dtype
+    weight_bytes: int
     weights_digest: bytes
     tokenizer_digest: bytes
 
@@ -67,6 +69,7 @@ def load_model(checkpoint: Checkpoint, backend: Backend, dtype: torch.dtype) -> 
         model=backend.compile(decoder) if isinstance(backend, Compiler) else decoder,
         config=config,
         dtype=dtype,
+        weight_bytes=decoder.weight_bytes,
         weights_digest=checkpoint.weights_digest,
         tokenizer_digest=checkpoint.tokenizer_digest,
     )

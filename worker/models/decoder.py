@@ -72,6 +72,14 @@ class Layer:
         self.gate_up = build.linear([f"{mlp}.gate_proj", f"{mlp}.up_proj"], bias=False)
         self.down = build.linear([f"{mlp}.down_proj"], bias=False)
 
+    def tensors(self) -> list[torch.Tensor]:
+        norms = (self.input_norm, self.q_norm, self.k_norm, self.post_attention_norm)
+        linears = (self.qkv, self.output, self.gate_up, self.down)
+        return [
+            *(norm for norm in norms if norm is not None),
+            *(tensor for linear in linears for tensor in linear.tensors()),
+        ]
+
     def forward(
         self,
         x: torch.Tensor | None,
@@ -133,6 +141,14 @@ class Decoder:
         head = self.embedding if config.tie_embeddings else build.matrix([LM_HEAD])
         self.lm_head = backend.prepare_linear(head, None)
         self.cos_sin = cos_sin_table(config.rope, config.max_positions).to(backend.device)
+
+    @property
+    def weight_bytes(self) -> int:
+        """Memory that the parameters take, what is shared counted once."""
+        tensors = [self.embedding, self.final_norm, *self.lm_head.tensors()]
+        for layer in self.layers:
+            tensors += layer.tensors()
+        return sum({tensor.data_ptr(): tensor.nbytes for tensor in tensors}.values())
 
     @torch.inference_mode()
     def forward(self, batch: InputBatch, kv_cache: KVCache) -> torch.Tensor:

@@ -5,9 +5,8 @@ Runs on the engine's event loop and asks the inspector between the engine's turn
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Awaitable, Callable, Sequence
-from typing import Any, Final, TypeAlias, TypeVar
+from collections.abc import Callable, Sequence
+from typing import Any, Final, TypeAlias
 
 import grpc
 import structlog
@@ -16,11 +15,12 @@ from octavo.serving.v1 import admin_pb2, admin_pb2_grpc
 from scheduler.core.drop_prefix import PrefixSelection
 from scheduler.frontend.admin import wire
 from scheduler.frontend.admin.paging import limit, page
-from scheduler.frontend.errors import INTERNAL, InvalidRequestError, RequestError, Violation, status_of
+from scheduler.frontend.errors import InvalidRequestError, Violation
 from scheduler.frontend.frontend import Frontend
-from scheduler.frontend.service import abort, to_prompt, to_rpc_status
+from scheduler.frontend.service import to_prompt
 from scheduler.frontend.stats import Stats
 from scheduler.frontend.validation import check_prompt
+from scheduler.frontend.with_status import with_status
 from scheduler.inspector import Inspector, SequenceView
 from scheduler.step_feed import StepFeed
 
@@ -33,24 +33,6 @@ _PREPARING_KEYS: Final = 1 << 60
 _BLOCKS_OF_A_WORKER: Final = 1 << 32
 
 _Context: TypeAlias = grpc.aio.ServicerContext[Any, Any]
-_Method = TypeVar("_Method", bound=Callable[..., Awaitable[Any]])
-
-
-def _with_status(method: _Method) -> _Method:
-    """Ends the call with the status of the error that the method raises."""
-
-    @functools.wraps(method)
-    async def call(self: AdminServicer, request: Any, context: _Context) -> Any:
-        try:
-            return await method(self, request, context)
-        except RequestError as error:
-            rpc = to_rpc_status(error, status_of(error))
-        except Exception:
-            _LOG.exception("an admin call failed on a defect of the server", method=method.__name__)
-            rpc = to_rpc_status(RequestError("internal error; the server's log has its trace"), INTERNAL)
-        return await abort(context, rpc)
-
-    return call  # type: ignore[return-value]
 
 
 class AdminServicer(admin_pb2_grpc.AdminServiceServicer):
@@ -67,7 +49,7 @@ class AdminServicer(admin_pb2_grpc.AdminServiceServicer):
     ) -> admin_pb2.GetStatsResponse:
         return wire.stats(self._stats())
 
-    @_with_status
+    @with_status
     async def ListRequests(  # noqa: N802
         self, request: admin_pb2.ListRequestsRequest, context: _Context
     ) -> admin_pb2.ListRequestsResponse:
@@ -85,14 +67,14 @@ class AdminServicer(admin_pb2_grpc.AdminServiceServicer):
             next_page_token=shown.next_token,
         )
 
-    @_with_status
+    @with_status
     async def ExplainRequest(  # noqa: N802
         self, request: admin_pb2.ExplainRequestRequest, context: _Context
     ) -> admin_pb2.ExplainRequestResponse:
         most = limit("max_holders", request.max_holders, default=_DEFAULT_HOLDERS, most=_MAX_HOLDERS)
         return wire.explanation(self._inspector.explain(request.request_id, most), self._inspector.names())
 
-    @_with_status
+    @with_status
     async def ListBlocks(  # noqa: N802
         self, request: admin_pb2.ListBlocksRequest, context: _Context
     ) -> admin_pb2.ListBlocksResponse:
@@ -109,7 +91,7 @@ class AdminServicer(admin_pb2_grpc.AdminServiceServicer):
             next_page_token=shown.next_token,
         )
 
-    @_with_status
+    @with_status
     async def GetBlockTable(  # noqa: N802
         self, request: admin_pb2.GetBlockTableRequest, context: _Context
     ) -> admin_pb2.GetBlockTableResponse:
@@ -125,7 +107,7 @@ class AdminServicer(admin_pb2_grpc.AdminServiceServicer):
             next_page_token=shown.next_token,
         )
 
-    @_with_status
+    @with_status
     async def ProbePrefix(  # noqa: N802
         self, request: admin_pb2.ProbePrefixRequest, context: _Context
     ) -> admin_pb2.ProbePrefixResponse:
@@ -142,7 +124,7 @@ class AdminServicer(admin_pb2_grpc.AdminServiceServicer):
             worker=worker,
         )
 
-    @_with_status
+    @with_status
     async def DropPrefix(  # noqa: N802
         self, request: admin_pb2.DropPrefixRequest, context: _Context
     ) -> admin_pb2.DropPrefixResponse:
@@ -153,7 +135,7 @@ class AdminServicer(admin_pb2_grpc.AdminServiceServicer):
         )
         return admin_pb2.DropPrefixResponse(dropped_blocks=dropped, kept_blocks=kept)
 
-    @_with_status
+    @with_status
     async def WatchSteps(self, request: admin_pb2.WatchStepsRequest, context: _Context) -> None:  # noqa: N802
         # Writes rather than yields: a cancelled call must end this coroutine, not leave a generator to the collector.
         num_sent = 0

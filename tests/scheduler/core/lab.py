@@ -225,6 +225,10 @@ class Lab:
         everyone = core.waiting + core.running + core.swapped
         assert sorted(sequence.sequence_id for sequence in everyone) == sorted(self.live)
         assert core.num_live == len(self.live)
+        assert self.core.num_waiting_tokens == sum(sequence.num_prompt_tokens for sequence in core.waiting)
+        counters = self.core.counters
+        settled = counters.kept_tokens + counters.recomputed_tokens + counters.wasted_tokens
+        assert counters.computed_tokens == settled + self.core.num_tokens_in_flight
         by_priority = config.policy == "priority"
         queues = ((Queue.WAITING, core.waiting), (Queue.RUNNING, core.running), (Queue.SWAPPED, core.swapped))
         for queue, members in queues:

@@ -19,7 +19,7 @@ def counts(pool: BlockPool) -> tuple[int, int, int]:
 
 
 def test_taking_is_all_or_nothing() -> None:
-    pool = BlockPool(3, list[int]().append)
+    pool = BlockPool(3, list[int]().extend)
     assert pool.take(4) is None
     assert counts(pool) == (3, 0, 0)
     assert pool.take(3) == [0, 1, 2]
@@ -30,7 +30,7 @@ def test_taking_is_all_or_nothing() -> None:
 
 def test_free_blocks_go_first_then_cached_ones_least_recently_released_first() -> None:
     evicted: list[int] = []
-    pool = BlockPool(5, evicted.append)
+    pool = BlockPool(5, evicted.extend)
     pool.take(4)
     pool.release([2, 0], keep_all)
     pool.release([3], keep_all)
@@ -42,7 +42,7 @@ def test_free_blocks_go_first_then_cached_ones_least_recently_released_first() -
 
 
 def test_a_shared_block_is_released_by_the_last_who_names_it() -> None:
-    pool = BlockPool(2, list[int]().append)
+    pool = BlockPool(2, list[int]().extend)
     pool.take(1)
     pool.share([0])
     assert pool.references(0) == 2
@@ -53,7 +53,7 @@ def test_a_shared_block_is_released_by_the_last_who_names_it() -> None:
 
 
 def test_sharing_a_cached_block_saves_it_from_eviction_and_renews_it() -> None:
-    pool = BlockPool(3, list[int]().append)
+    pool = BlockPool(3, list[int]().extend)
     pool.take(3)
     pool.release([0, 1, 2], keep_all)
     pool.share([0])
@@ -64,7 +64,7 @@ def test_sharing_a_cached_block_saves_it_from_eviction_and_renews_it() -> None:
 
 def test_a_block_without_a_known_prefix_is_free_at_once() -> None:
     evicted: list[int] = []
-    pool = BlockPool(2, evicted.append)
+    pool = BlockPool(2, evicted.extend)
     pool.take(2)
     pool.release([0, 1], keep_none)
     assert counts(pool) == (2, 0, 0)
@@ -73,7 +73,7 @@ def test_a_block_without_a_known_prefix_is_free_at_once() -> None:
 
 
 def test_uncaching_frees_a_cached_block_and_leaves_a_referenced_one() -> None:
-    pool = BlockPool(2, list[int]().append)
+    pool = BlockPool(2, list[int]().extend)
     pool.take(2)
     pool.release([0], keep_all)
     pool.uncache(0)

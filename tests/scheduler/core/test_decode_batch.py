@@ -7,6 +7,7 @@ from scheduler.core.live import LiveSequence
 from scheduler.core.sequence import SequenceSpec
 
 BLOCK = 4
+WIDTH = 8
 
 
 def sequence(
@@ -32,7 +33,7 @@ def settle(batch: DecodeBatch, *tokens: int) -> None:
 
 
 def test_columns_are_parallel_and_a_leaver_is_replaced_by_the_last() -> None:
-    batch = DecodeBatch(BLOCK)
+    batch = DecodeBatch(BLOCK, WIDTH)
     assert len(batch.columns().rows) == 0
     members = [sequence(i) for i in range(4)]
     for member in members:
@@ -52,7 +53,7 @@ def test_columns_are_parallel_and_a_leaver_is_replaced_by_the_last() -> None:
 
 
 def test_a_member_counts_by_the_clock() -> None:
-    batch = DecodeBatch(BLOCK)
+    batch = DecodeBatch(BLOCK, WIDTH)
     early, late = sequence(1), sequence(2)
     batch.join(early)
     plan(batch)
@@ -65,7 +66,7 @@ def test_a_member_counts_by_the_clock() -> None:
 
 
 def test_a_leaver_takes_its_counts_along() -> None:
-    batch = DecodeBatch(BLOCK)
+    batch = DecodeBatch(BLOCK, WIDTH)
     member = sequence(1)
     batch.join(member)
     plan(batch, 2)
@@ -78,7 +79,7 @@ def test_a_leaver_takes_its_counts_along() -> None:
 
 
 def test_what_was_computed_before_the_first_result_is_back_stays_uncounted() -> None:
-    batch = DecodeBatch(BLOCK)
+    batch = DecodeBatch(BLOCK, WIDTH)
     plan(batch)
     member = sequence(1)
     member.num_counted = 0
@@ -90,7 +91,7 @@ def test_what_was_computed_before_the_first_result_is_back_stays_uncounted() -> 
 
 
 def test_a_full_table_is_due_when_the_next_token_has_no_place() -> None:
-    batch = DecodeBatch(BLOCK)
+    batch = DecodeBatch(BLOCK, WIDTH)
     short, full = sequence(1, prompt=3), sequence(2, prompt=4)
     batch.join(short)
     batch.join(full)
@@ -109,7 +110,7 @@ def test_a_full_table_is_due_when_the_next_token_has_no_place() -> None:
 
 
 def test_those_due_together_come_in_order_of_service() -> None:
-    batch = DecodeBatch(BLOCK)
+    batch = DecodeBatch(BLOCK, WIDTH)
     members = [sequence(i, prompt=4) for i in (3, 1, 2)]
     for member in members:
         batch.join(member)
@@ -117,7 +118,7 @@ def test_those_due_together_come_in_order_of_service() -> None:
 
 
 def test_the_last_token_is_due_once_it_is_planned() -> None:
-    batch = DecodeBatch(BLOCK)
+    batch = DecodeBatch(BLOCK, WIDTH)
     settled, in_flight = sequence(1, max_tokens=3), sequence(2, max_tokens=3)
     in_flight.num_in_flight_tokens = in_flight.num_in_flight_plans = 1
     batch.join(settled)
@@ -130,7 +131,7 @@ def test_the_last_token_is_due_once_it_is_planned() -> None:
 
 
 def test_who_left_is_not_due_and_who_came_back_is_due_once() -> None:
-    batch = DecodeBatch(BLOCK)
+    batch = DecodeBatch(BLOCK, WIDTH)
     gone, back = sequence(1, max_tokens=4), sequence(2, max_tokens=4)
     for member in (gone, back):
         batch.join(member)
@@ -145,7 +146,7 @@ def test_who_left_is_not_due_and_who_came_back_is_due_once() -> None:
 
 
 def test_tokens_are_written_back_when_a_block_is_full_and_when_a_member_leaves_or_moves() -> None:
-    batch = DecodeBatch(BLOCK)
+    batch = DecodeBatch(BLOCK, WIDTH)
     first, second, third = (sequence(i, prompt=1) for i in range(3))
     for member in (first, second, third):
         batch.join(member)
@@ -153,16 +154,16 @@ def test_tokens_are_written_back_when_a_block_is_full_and_when_a_member_leaves_o
     settle(batch, 10, 20, 30)
     settle(batch, 11, 21, 31)
     assert [member.num_output for member in (first, second, third)] == [3, 3, 3]
-    assert first.token_ids == [1, 9], "still in the columns"
+    assert [*first.token_ids] == [1, 9], "still in the columns"
     assert batch.leave(first) is third
-    assert [member.token_ids for member in (first, second, third)] == [[1, 9, 10, 11], [1, 9], [1, 9, 30, 31]]
+    assert [[*member.token_ids] for member in (first, second, third)] == [[1, 9, 10, 11], [1, 9], [1, 9, 30, 31]]
     assert batch.take_full() == [second, third]
-    assert second.token_ids == [1, 9, 20, 21]
+    assert [*second.token_ids] == [1, 9, 20, 21]
     assert second.num_output == third.num_output == 3
 
 
-def test_a_long_decode_keeps_every_token_and_no_long_log() -> None:
-    batch = DecodeBatch(BLOCK)
+def test_a_long_decode_keeps_every_token() -> None:
+    batch = DecodeBatch(BLOCK, WIDTH)
     member = sequence(1, max_tokens=1000)
     batch.join(member)
     for number in range(500):
@@ -173,12 +174,11 @@ def test_a_long_decode_keeps_every_token_and_no_long_log() -> None:
         settle(batch, number)
     assert member.num_output == 501
     batch.leave(member)
-    assert member.token_ids == [1, 1, 1, 9, *range(500)]
-    assert len(batch._log) < 100
+    assert [*member.token_ids] == [1, 1, 1, 9, *range(500)]
 
 
 def test_stop_tokens_are_the_union_of_the_members() -> None:
-    batch = DecodeBatch(BLOCK)
+    batch = DecodeBatch(BLOCK, WIDTH)
     members = [sequence(1, stop=frozenset({0})), sequence(2, stop=frozenset({0, 7})), sequence(3, stop=frozenset({0}))]
     for member in members:
         batch.join(member)

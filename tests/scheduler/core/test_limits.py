@@ -184,6 +184,23 @@ def test_a_group_that_is_impossible_changes_nothing(
     assert core.snapshot() == before
 
 
+def test_prompt_tokens_that_wait_have_a_limit_and_one_long_prompt_may_wait_alone() -> None:
+    core = Scheduler(CoreConfig(num_blocks=64, block_size=4, max_num_seqs=4, max_num_waiting_tokens=10))
+    core.add(spec(1, 12))
+    with pytest.raises(QueueFullError, match="12 prompt tokens wait, 1 more are over the limit 10"):
+        core.add(spec(2, 1))
+    planned(core)
+    assert core.num_waiting_tokens == 0
+    core.add(spec(2, 6))
+    with pytest.raises(QueueFullError, match="6 prompt tokens wait, 6 more are over the limit 10"):
+        core.add_group((spec(3, 3), replace(spec(3, 3), sequence_id=4)))
+    core.add(spec(5, 4))
+    assert core.num_waiting_tokens == 10
+    core.finish(2, EndReason.ABORT)
+    core.add(spec(6, 6))
+    assert core.num_waiting_tokens == 10
+
+
 def test_a_group_takes_all_rows_or_none() -> None:
     core = Scheduler(CoreConfig(num_blocks=16, block_size=4, max_num_seqs=4))
     for sequence_id in (8, 9):

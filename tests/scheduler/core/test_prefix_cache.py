@@ -11,11 +11,7 @@ WIDTH = 8  # bytes of a block of two tokens
 
 def insert(cache: PrefixCache, blocks: Sequence[int], token_ids: Sequence[int], *, salt: str = "") -> list[PrefixNode]:
     """Makes the blocks of one sequence findable; each holds two of its tokens. Returns their places."""
-    nodes = [cache.root(salt)]
-    for index, block in enumerate(blocks):
-        tokens = token_bytes(token_ids[2 * index : 2 * index + 2])
-        nodes.append(cache.insert(nodes[-1], tokens, block, "tenant"))
-    return nodes[1:]
+    return cache.insert(cache.root(salt), token_bytes(token_ids), WIDTH, blocks, "tenant")
 
 
 def find(cache: PrefixCache, token_ids: Sequence[int], *, salt: str = "") -> list[int]:
@@ -56,8 +52,8 @@ def test_the_first_block_with_a_prefix_stays_the_one_that_is_found() -> None:
 def test_a_dropped_block_is_forgotten_and_its_prefix_free_for_another() -> None:
     cache = PrefixCache()
     insert(cache, [7], [1, 2])
-    cache.drop(7)
-    cache.drop(7)
+    cache.drop([7])
+    cache.drop([7])
     assert find(cache, [1, 2]) == []
     assert len(cache) == 0
     insert(cache, [8], [1, 2])
@@ -67,7 +63,7 @@ def test_a_dropped_block_is_forgotten_and_its_prefix_free_for_another() -> None:
 def test_a_chain_that_lost_its_middle_is_whole_again_once_that_is_computed_anew() -> None:
     cache = PrefixCache()
     insert(cache, [0, 1, 2], [1, 2, 3, 4, 5, 6])
-    cache.drop(1)
+    cache.drop([1])
     assert find(cache, [1, 2, 3, 4, 5, 6]) == [0]
     insert(cache, [0, 9], [1, 2, 3, 4])
     assert find(cache, [1, 2, 3, 4, 5, 6]) == [0, 9, 2]
@@ -76,10 +72,10 @@ def test_a_chain_that_lost_its_middle_is_whole_again_once_that_is_computed_anew(
 def test_what_follows_a_place_that_left_the_tree_is_found_below_the_place_that_took_over() -> None:
     cache = PrefixCache()
     held = insert(cache, [0, 1], [1, 2, 3, 4])
-    cache.drop(1)
-    cache.drop(0)
+    cache.drop([1])
+    cache.drop([0])
     insert(cache, [5], [1, 2])
-    cache.insert(held[1], token_bytes([5, 6]), 2, "tenant")
+    cache.insert(held[1], token_bytes([5, 6]), WIDTH, [2], "tenant")
     assert find(cache, [1, 2, 3, 4]) == [5], "the second block is not there"
     insert(cache, [5, 6], [1, 2, 3, 4])
     assert find(cache, [1, 2, 3, 4, 5, 6]) == [5, 6, 2]
@@ -88,8 +84,8 @@ def test_what_follows_a_place_that_left_the_tree_is_found_below_the_place_that_t
 def test_a_place_that_left_with_its_root_comes_back() -> None:
     cache = PrefixCache()
     held = insert(cache, [0], [1, 2], salt="s")
-    cache.drop(0)
-    cache.insert(held[0], token_bytes([3, 4]), 1, "tenant")
+    cache.drop([0])
+    cache.insert(held[0], token_bytes([3, 4]), WIDTH, [1], "tenant")
     insert(cache, [2], [1, 2], salt="s")
     assert find(cache, [1, 2, 3, 4], salt="s") == [2, 1]
 
@@ -99,11 +95,11 @@ def test_all_branches_that_begin_with_a_block_are_found_even_where_a_link_is_mis
     first = insert(cache, [0, 1, 2], [1, 1, 2, 2, 3, 3])[0]
     insert(cache, [0, 3], [1, 1, 4, 4])
     other = insert(cache, [4], [9, 9])[0]
-    cache.drop(1)
+    cache.drop([1])
     assert sorted(cache.below(first)) == [0, 2, 3]
     assert cache.below(other) == [4]
     for block in (0, 2, 3):
-        cache.drop(block)
+        cache.drop([block])
     assert cache.below(first) == []
 
 
@@ -111,7 +107,7 @@ def test_nothing_is_left_behind_when_all_blocks_are_dropped() -> None:
     cache = PrefixCache()
     held = [insert(cache, [number, number + 50], [1, 2, 3, 4], salt=str(number)) for number in range(3)]
     for block in cache.indexed_blocks():
-        cache.drop(block)
+        cache.drop([block])
     assert len(cache) == 0
     assert not any(node.in_tree or node.children for nodes in held for node in nodes)
     for number in range(3):

@@ -205,3 +205,36 @@ def test_a_sharer_of_a_failed_row_gives_up_what_lies_on_the_host() -> None:
     plan = core.schedule()
     assert isinstance(plan, StepPlan)
     assert [(one.sequence_id, one.num_computed_tokens) for one in plan.admissions] == [(2, 0)]
+
+
+def test_tokens_past_a_stop_string_are_wasted_wherever_they_are() -> None:
+    core = decoding(3)
+    for step_id in (2, 3):
+        core.update(StepResult(epoch=0, step_id=step_id, num_sampled=(1,) * 3, tokens=(21, 22, 23)))
+        assert isinstance(core.schedule(), StepPlan)
+    generated = core.counters.generated_tokens
+    end = core.finish(2, EndReason.STOP, 1)  # two more have come since, and one is in flight
+    assert end is not None
+    assert (end.reason, end.num_output_tokens, end.stop_token_id) == (EndReason.STOP, 1, None)
+    assert core.finish(2, EndReason.STOP, 1) is None
+    kept, _, wasted = booked(core)
+    core.update(StepResult(epoch=0, step_id=4, num_sampled=(1,) * 3, tokens=(21, 22, 23)))
+    assert booked(core) == (kept + 2 - 2, 0, wasted + 2 + 1)
+    assert core.counters.generated_tokens == generated + 2 - 2
+
+
+def test_no_counter_shrinks_when_kept_tokens_are_dropped() -> None:
+    core = decoding(2)
+    for step_id in (2, 3):
+        core.update(StepResult(epoch=0, step_id=step_id, num_sampled=(1,) * 2, tokens=(21, 22)))
+        assert isinstance(core.schedule(), StepPlan)
+    core.finish(2, EndReason.STOP, 1)
+    seen = [booked(core)]
+    for step_id in (4, 5):
+        core.update(
+            StepResult(epoch=0, step_id=step_id, num_sampled=(1,) * (6 - step_id), tokens=(21, 22)[: 6 - step_id])
+        )
+        core.schedule()
+        seen.append(booked(core))
+    kept, _, wasted = seen[0]
+    assert seen[1:] == [(kept, 0, wasted + 2), (kept, 0, wasted + 3)]

@@ -12,7 +12,7 @@ from scheduler.frontend.frontend import Frontend
 from scheduler.frontend.model_info import ModelInfo
 from scheduler.frontend.tokenizer import Tokenizer
 from scheduler.inspector import InspectedWorker, Inspector
-from scheduler.messages import Add, Cancel, StepUpdate
+from scheduler.messages import Add, Finish, Message, StepUpdate
 from scheduler.step_feed import StepFeed, StepTap
 
 WORKER = "127.0.0.1:1"
@@ -45,9 +45,11 @@ class DrivenEngine:
         engine.tap = engine.steps.tap(engine.core, WORKER)
         return engine
 
-    def send(self, message: Add | Cancel) -> None:
+    def send(self, message: Message) -> None:
         if isinstance(message, Add):
             self.core.add_group(message.specs)
+        elif isinstance(message, Finish):
+            self.core.finish(message.sequence_id, EndReason.STOP, message.num_output_tokens)
         else:
             self.core.finish(message.sequence_id, EndReason.ABORT)
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 
 from scheduler.core.result import End, EndReason
 from scheduler.core.sequence import SequenceSpec
-from scheduler.messages import Add, Cancel, Started, StepUpdate
+from scheduler.messages import Add, Finish, Message, Started, StepUpdate
 
 
 class EngineScript:
@@ -15,12 +15,15 @@ class EngineScript:
     def __init__(self) -> None:
         self.added: list[SequenceSpec] = []
         self.cancelled: list[int] = []
+        self.finished: list[tuple[int, int]] = []
         self.now_ns = 0
         self.deliver: Callable[[StepUpdate], None] = lambda update: None
 
-    def send(self, message: Add | Cancel) -> None:
+    def send(self, message: Message) -> None:
         if isinstance(message, Add):
             self.added += message.specs
+        elif isinstance(message, Finish):
+            self.finished.append((message.sequence_id, message.num_output_tokens))
         else:
             self.cancelled.append(message.sequence_id)
 

@@ -62,8 +62,8 @@ def test_equals_transformers(directory: Path) -> None:
         assert ours.encode(text)[0] == BOS
     messages = [{"role": "user", "content": "Hello"}]
     text = str(theirs.apply_chat_template(messages, add_generation_prompt=True, tokenize=False))
-    assert ours.apply_chat_template(messages, add_generation_prompt=True) == text
-    assert list(ours.encode(text, rendered=True)) == theirs.encode(text, add_special_tokens=False)
+    assert ours.chat_template.render(messages, add_generation_prompt=True) == text
+    assert list(ours.encode(text, special_tokens=False)) == theirs.encode(text, add_special_tokens=False)
 
 
 def test_a_bos_of_the_post_processor_is_kept_and_never_doubled(directory: Path) -> None:
@@ -71,8 +71,8 @@ def test_a_bos_of_the_post_processor_is_kept_and_never_doubled(directory: Path) 
     (directory / "chat_template.jinja").write_text("{{ bos_token }}{{ messages[0]['content'] }}")
     tokenizer = load_tokenizer(str(directory))
     assert tokenizer.encode("a") == (BOS, ord("a"))
-    text = tokenizer.apply_chat_template([{"role": "user", "content": "a"}], add_generation_prompt=True)
-    assert tokenizer.encode(text, rendered=True) == (BOS, ord("a"))
+    text = tokenizer.chat_template.render([{"role": "user", "content": "a"}], add_generation_prompt=True)
+    assert tokenizer.encode(text, special_tokens=False) == (BOS, ord("a"))
 
 
 def test_truncation_and_padding_left_in_the_file_are_ignored(directory: Path) -> None:
@@ -131,9 +131,9 @@ def test_the_template_file_goes_before_the_config_and_a_named_one_is_found(direc
     messages = [{"role": "user", "content": "x"}]
     named = [{"name": "tool_use", "template": "no"}, {"name": "default", "template": "named"}]
     update_json(directory / "tokenizer_config.json", chat_template=named)
-    assert load_tokenizer(str(directory)).apply_chat_template(messages, add_generation_prompt=True) == "named"
+    assert load_tokenizer(str(directory)).chat_template.render(messages, add_generation_prompt=True) == "named"
     (directory / "chat_template.jinja").write_text("from the file")
-    assert load_tokenizer(str(directory)).apply_chat_template(messages, add_generation_prompt=True) == "from the file"
+    assert load_tokenizer(str(directory)).chat_template.render(messages, add_generation_prompt=True) == "from the file"
 
 
 def test_a_model_without_a_tokenizer_takes_ids_only(tmp_path: Path) -> None:

@@ -498,3 +498,148 @@ def test_an_id_reused_before_its_first_stream_is_left_is_the_second_streams(
         assert engine.cancelled == [engine.added[1].sequence_id]
 
     run(test())
+
+
+async def stopped_by(engine: EngineScript, frontend: Frontend, token_ids: bytes, **sampling: Any) -> list[Delta]:
+    """The deltas of a sequence that gets these tokens, read one by one."""
+    async with frontend.open(request(sampling=SamplingInput(**sampling))) as stream:
+        sequence_id = engine.added[-1].sequence_id
+        deltas = []
+        for token_id in token_ids:
+            engine.tokens(sequence_id, [token_id])
+            deltas += (await anext(stream)).deltas if not deltas or deltas[-1].end is None else []
+        return deltas
+
+
+def test_a_stop_string_ends_the_sequence_here_and_in_the_engine(engine: EngineScript, frontend: Frontend) -> None:
+    async def test() -> None:
+        deltas = await stopped_by(engine, frontend, b"aSTOPxy", stop=("STOP",))
+        assert [delta.text for delta in deltas] == ["a", "", "", "", ""]
+        assert [id_ for delta in deltas for id_ in delta.token_ids] == [*b"aSTOP"]
+        last = deltas[-1]
+        assert last.end is not None
+        assert (last.end.reason, last.end.num_output_tokens, last.stop_string) == (EndReason.STOP, 5, "STOP")
+        assert engine.finished == [(engine.added[0].sequence_id, 5)]
+        assert engine.cancelled == []
+        assert frontend.num_live == 0
+
+    run(test())
+
+
+def test_a_hit_ends_the_sequence_though_nobody_reads(engine: EngineScript, frontend: Frontend) -> None:
+    async def test() -> None:
+        sampling = SamplingInput(stop=("b",), logprobs=0)
+        async with frontend.open(request(sampling=sampling)) as stream:
+            (sequence_id,) = (spec.sequence_id for spec in engine.added)
+            for token_id in b"abc":
+                engine.update(
+                    sequence_ids=(sequence_id,),
+                    token_ids=(token_id,),
+                    logprobs=(-0.5,),
+                    top_tokens=((),),
+                    top_logprobs=((),),
+                )
+            assert engine.finished == [(sequence_id, 2)]
+            assert frontend.requests() == []
+            piece = await anext(stream)
+            (delta,) = piece.deltas
+            assert (delta.text, delta.token_ids, len(delta.logprobs)) == ("a", tuple(b"ab"), 2)
+            assert piece.usage is not None and piece.usage.completion_tokens == 2
+            assert await collect(stream) == []
+
+    run(test())
+
+
+def test_a_stop_string_beats_the_length_of_the_same_token(engine: EngineScript, frontend: Frontend) -> None:
+    async def test() -> None:
+        async with frontend.open(request(sampling=SamplingInput(stop=("b",), max_tokens=2))) as stream:
+            sequence_id = engine.added[0].sequence_id
+            engine.tokens(sequence_id, b"a")
+            engine.end(sequence_id, EndReason.LENGTH, last=ord("b"), count=2)
+            (delta,) = await collect(stream)
+            assert delta.end is not None and delta.end.reason is EndReason.STOP
+            assert (delta.text, delta.stop_string) == ("a", "b")
+
+    run(test())
+
+
+def test_what_is_held_back_comes_at_the_end(engine: EngineScript, frontend: Frontend) -> None:
+    async def test() -> None:
+        async with frontend.open(request(sampling=SamplingInput(stop=("STOP",)))) as stream:
+            sequence_id = engine.added[0].sequence_id
+            engine.tokens(sequence_id, b"aSTO")
+            assert (await take(stream)).text == "a"
+            engine.end(sequence_id, EndReason.STOP, last=EOS, stop_token_id=EOS, count=5)
+            (delta,) = await collect(stream)
+            assert (delta.text, delta.stop_string) == ("STO", None)
+            assert engine.finished == []
+
+    run(test())
+
+
+def test_each_of_several_sequences_stops_by_itself(engine: EngineScript, frontend: Frontend) -> None:
+    async def test() -> None:
+        async with frontend.open(request(sampling=SamplingInput(n=2, stop=("xy",)))) as stream:
+            one, two = (spec.sequence_id for spec in engine.added)
+            engine.update(sequence_ids=(one, two), token_ids=(ord("x"), ord("x")))
+            engine.update(sequence_ids=(one, two), token_ids=(ord("y"), ord("z")))
+            assert engine.finished == [(one, 2)]
+            first, second = (await anext(stream)).deltas
+            assert (first.text, first.stop_string, second.text, second.stop_string) == ("", "xy", "xz", None)
+            engine.end(two, EndReason.LENGTH, last=ord("x"), count=3)
+            piece = await anext(stream)
+            assert [delta.text for delta in piece.deltas] == ["x"]
+            assert piece.usage is not None and piece.usage.completion_tokens == 5
+
+    run(test())
+
+
+def test_a_stop_token_completes_no_stop_string(engine: EngineScript, frontend: Frontend) -> None:
+    async def test() -> None:
+        sampling = SamplingInput(stop=("ab",), stop_token_ids=(ord("b"),))
+        async with frontend.open(request(sampling=sampling)) as stream:
+            sequence_id = engine.added[0].sequence_id
+            engine.tokens(sequence_id, b"a")
+            engine.end(sequence_id, EndReason.STOP, last=ord("b"), stop_token_id=ord("b"), count=2)
+            (delta,) = await collect(stream)
+            assert (delta.text, delta.stop_string) == ("a", None)
+
+    run(test())
+
+
+def test_echo_begins_each_text_with_the_prompts(engine: EngineScript, frontend: Frontend) -> None:
+    async def test() -> None:
+        prompt = TokenPrompt(ids=(257, *FOX[:2]))  # ends in mid-character
+        async with frontend.open(request(prompt=prompt, sampling=SamplingInput(n=2, echo=True))) as stream:
+            one, two = (spec.sequence_id for spec in engine.added)
+            for first, second in zip(FOX[2:], b"xyzw", strict=False):
+                engine.update(sequence_ids=(one, two), token_ids=(first, second))
+            piece = await anext(stream)
+            assert piece.echoed_ids == (257, *FOX[:2])
+            assert [delta.text for delta in piece.deltas] == ["a🦊b", "a\ufffdxyzw"]
+            assert [delta.token_ids for delta in piece.deltas] == [tuple(FOX[2:]), tuple(b"xyzw")]
+            engine.tokens(one, b"c")
+            again = await anext(stream)
+            assert (again.echoed_ids, again.deltas[0].text) == ((), "c")
+
+    run(test())
+
+
+def test_parsed_output_comes_as_deltas(engine: EngineScript, frontend: Frontend) -> None:
+    async def test() -> None:
+        given = request(prompt=TextPrompt(text="<think>\n"), tool_call_parser="hermes", reasoning_parser="think")
+        async with frontend.open(given) as stream:
+            sequence_id = engine.added[0].sequence_id
+            deltas = []
+            for text in ("hm", '</think>\n<tool_call>{"name": "f", "arguments": {"x": ', "1}}</tool_call>"):
+                engine.tokens(sequence_id, text.encode())
+                deltas.append(await take(stream))
+            engine.end(sequence_id, EndReason.STOP, last=EOS, stop_token_id=EOS, count=9)
+            deltas += await collect(stream)
+            assert [delta.reasoning for delta in deltas] == ["hm", "", "", ""]
+            assert [delta.text for delta in deltas] == [""] * 4
+            (begin,), (rest,) = deltas[1].tool_calls, deltas[2].tool_calls
+            assert (begin.name, begin.arguments, rest.name, rest.arguments) == ("f", '{"x": ', "", "1}")
+            assert len(begin.call_id) == 9
+
+    run(test())

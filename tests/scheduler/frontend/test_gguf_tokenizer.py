@@ -58,12 +58,12 @@ def test_chat_equals_transformers(smollm2: Tokenizer, reference: Any) -> None:
     ]
     for given in (messages, messages[1:]):
         for add_generation_prompt in (True, False):
-            text = smollm2.apply_chat_template(given, add_generation_prompt=add_generation_prompt)
+            text = smollm2.chat_template.render(given, add_generation_prompt=add_generation_prompt)
             assert text == reference.apply_chat_template(
                 given, add_generation_prompt=add_generation_prompt, tokenize=False
             )
             expected = reference.encode(text, add_special_tokens=False)
-            assert list(smollm2.encode(text, rendered=True)) == expected
+            assert list(smollm2.encode(text, special_tokens=False)) == expected
 
 
 def test_the_facts_of_the_file(smollm2: Tokenizer) -> None:

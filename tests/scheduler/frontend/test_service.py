@@ -243,13 +243,13 @@ def test_chat_and_text_prompts_are_tokenised(run: Run) -> None:
 
 def test_all_violations_come_in_one_bad_request(run: Run) -> None:
     async def test(service: Service) -> None:
-        request = ids(1, 999, temperature=3.0, top_p=0.0, max_tokens=0, n=0, logit_bias={5: 1.0}, stop=["x"])
+        request = ids(1, 999, temperature=3.0, top_p=0.0, max_tokens=0, n=0, logit_bias={5: 1.0}, stop=[""])
         request.tenant = "t" * 300
         error, details = await failure(service.generation.Generate(request))
         assert error.code() is grpc.StatusCode.INVALID_ARGUMENT
         assert "sampling_params.top_p: is 0.0, must be in (0, 1]" in str(error.details())
         fields = [violation.field for violation in details["BadRequest"].field_violations]
-        names = ["temperature", "top_p", "max_tokens", "n", "stop", "logit_bias"]
+        names = ["temperature", "top_p", "max_tokens", "n", "logit_bias", "stop[0]"]
         assert fields == ["tenant", *(f"sampling_params.{name}" for name in names), "token_ids.ids"]
         assert (details["ErrorInfo"].domain, details["ErrorInfo"].reason) == ("octavo", "INVALID_REQUEST")
         assert "RetryInfo" not in details

@@ -11,13 +11,25 @@ from scheduler.core.sequence import Sampling
 from scheduler.frontend.errors import InvalidRequestError
 from scheduler.frontend.model_info import ModelInfo
 from scheduler.frontend.prompts import EncodedPrompt, encode_prompt
-from scheduler.frontend.request import ChatPrompt, GenerateInput, Prompt, SamplingInput, TextPrompt, TokenPrompt
+from scheduler.frontend.request import (
+    ChatMessage,
+    ChatPrompt,
+    GenerateInput,
+    Prompt,
+    SamplingInput,
+    TextPrompt,
+    TokenPrompt,
+)
 from scheduler.frontend.sampling_defaults import SamplingDefaults
 from scheduler.frontend.tokenizer import Tokenizer, load_tokenizer
 from scheduler.frontend.validation import ValidatedRequest, validate
 from tests.oracle.tokenizer import END_OF_TURN, SPECIAL_TOKENS
 
 EOS = (257, 258)
+
+
+def said(content: str) -> ChatMessage:
+    return ChatMessage(role="user", content=content)
 
 
 def check(
@@ -27,6 +39,7 @@ def check(
     encoded: EncodedPrompt | None = None,
     defaults: SamplingDefaults | None = None,
     fields: dict[str, Any] | None = None,
+    has_text: bool = True,
     **sampling: Any,
 ) -> ValidatedRequest:
     return validate(
@@ -37,6 +50,7 @@ def check(
         model=model,
         eos_token_ids=EOS,
         defaults=defaults or SamplingDefaults(),
+        has_text=has_text,
     )
 
 
@@ -76,19 +90,15 @@ def test_out_of_range(field: str, value: float, limit: str, model: ModelInfo) ->
     ("field", "value", "written"),
     [
         ("min_tokens", 1, "1"),
-        ("stop", ("x", "é"), '["x", "é"]'),
-        ("stop", ("x" * 99,), f'["{"x" * 62}...'),
-        ("include_stop_in_output", True, "true"),
         ("presence_penalty", 0.5, "0.5"),
         ("presence_penalty", math.nan, "NaN"),
         ("frequency_penalty", -1.0, "-1.0"),
         ("repetition_penalty", 1.1, "1.1"),
         ("logit_bias", {1: 2.0}, '{"1": 2.0}'),
         ("allowed_token_ids", (1,), "[1]"),
-        ("bad_words", ("x",), '["x"]'),
+        ("bad_words", ("x", "é"), '["x", "é"]'),
+        ("bad_words", ("x" * 99,), f'["{"x" * 62}...'),
         ("prompt_logprobs", 0, "0"),
-        ("spaces_between_special_tokens", False, "false"),
-        ("echo", True, "true"),
     ],
 )
 def test_not_supported_yet(field: str, value: Any, written: str, model: ModelInfo) -> None:
@@ -121,8 +131,9 @@ def test_several_continuations_are_drawn_not_greedy(model: ModelInfo) -> None:
         {"n": 1},
         {"n": 64},
         {"min_tokens": 0, "presence_penalty": 0.0, "frequency_penalty": 0.0, "repetition_penalty": 1.0, "echo": False},
-        {"include_stop_in_output": False, "spaces_between_special_tokens": True},
+        {"include_stop_in_output": True, "spaces_between_special_tokens": True, "echo": True},
         {"stop_token_ids": (319,)},
+        {"stop": ("é" * 256,) * 16},
     ],
 )
 def test_the_limits_themselves_and_neutral_values_pass(sampling: dict[str, Any], model: ModelInfo) -> None:
@@ -171,7 +182,7 @@ def test_an_empty_prompt_is_refused(model: ModelInfo) -> None:
         (TextPrompt(text=""), "text", "is empty, must give at least one token"),
         (TokenPrompt(ids=()), "token_ids.ids", "is empty, must give at least one token"),
         (ChatPrompt(messages=()), "chat.messages", "is empty, must have at least one message"),
-        (ChatPrompt(messages=(("user", "a"), ("", "b"))), "chat.messages[1].role", "is empty"),
+        (ChatPrompt(messages=(said("a"), ChatMessage(role="", content="b"))), "chat.messages[1].role", "is empty"),
     ],
 )
 def test_prompts_of_each_kind(
@@ -184,7 +195,7 @@ def test_prompts_of_each_kind(
     ("field", "around", "prompt"),
     [
         ("text", 0, lambda text: TextPrompt(text=text)),
-        ("chat.messages", 32, lambda text: ChatPrompt(messages=(("user", text),))),  # "user: ", the rest as below
+        ("chat.messages", 32, lambda text: ChatPrompt(messages=(said(text),))),  # "user: ", the rest as below
     ],
 )
 def test_a_text_that_cannot_fit_whatever_its_tokens_is_not_tokenised(
@@ -210,7 +221,7 @@ def test_a_template_that_refuses_is_the_callers_violation(
     directory = tmp_path_factory.mktemp("refuses")
     (directory / "tokenizer.json").write_bytes((byte_model / "tokenizer.json").read_bytes())
     (directory / "chat_template.jinja").write_text("{{ raise_exception('roles must alternate') }}")
-    prompt = ChatPrompt(messages=(("user", "a"), ("user", "b")))
+    prompt = ChatPrompt(messages=(said("a"), said("b")))
     encoded = encode_prompt(prompt, load_tokenizer(str(directory)), 64)
     expected = "the model's chat template refuses them: roles must alternate"
     assert violations(model, encoded=encoded) == {"chat.messages": expected}
@@ -218,7 +229,7 @@ def test_a_template_that_refuses_is_the_callers_violation(
 
 def test_a_model_without_tokenizer_or_template_says_so(model: ModelInfo, tmp_path: Any) -> None:
     bare = load_tokenizer(str(tmp_path))
-    text, chat = TextPrompt(text="a"), ChatPrompt(messages=(("user", "a"),))
+    text, chat = TextPrompt(text="a"), ChatPrompt(messages=(said("a"),))
     assert violations(model, encoded=encode_prompt(text, bare, 64)) == {
         "text": "the model has no tokenizer, give token_ids"
     }
@@ -228,8 +239,35 @@ def test_a_model_without_tokenizer_or_template_says_so(model: ModelInfo, tmp_pat
     assert encode_prompt(TokenPrompt(ids=(1,)), bare, 64).token_ids == (1,)
 
 
+def test_stop_strings_have_a_number_and_a_length(model: ModelInfo) -> None:
+    assert violations(model, stop=("x",) * 17) == {"sampling_params.stop": "has 17 strings, must have at most 16"}
+    assert violations(model, stop=("x", "", "y" * 257)) == {
+        "sampling_params.stop[1]": "has 0 characters, must have 1 to 256",
+        "sampling_params.stop[2]": "has 257 characters, must have 1 to 256",
+    }
+
+
+def test_a_model_without_text_has_no_stop_strings_and_no_echo(model: ModelInfo) -> None:
+    why = "but the model has no tokenizer and gives no text"
+    assert violations(model, has_text=False, stop=("x",), echo=True) == {
+        "sampling_params.stop": f'is ["x"], {why}',
+        "sampling_params.echo": f"is true, {why}",
+    }
+
+
+@pytest.mark.parametrize(
+    ("field", "choices"),
+    [("tool_call_parser", "hermes, llama3_json, mistral, none"), ("reasoning_parser", "think, none")],
+)
+def test_parsers_are_known_by_name(field: str, choices: str, model: ModelInfo) -> None:
+    found = violations(model, fields={"request_id": "r", field: "no"})
+    assert found == {field: f"is 'no', must be one of {choices}"}
+    for choice in choices.split(", "):
+        assert check(model, fields={"request_id": "r", field: choice})
+
+
 def test_all_violations_are_reported_together(model: ModelInfo) -> None:
-    sampling = SamplingInput(temperature=3.0, top_p=0.0, stop=("x",), n=0)
+    sampling = SamplingInput(temperature=3.0, top_p=0.0, bad_words=("x",), n=0)
     fields = {"request_id": "r", "tenant": "t" * 257, "sampling": sampling, "unknown_fields": ("#99",)}
     assert list(violations(model, fields=fields, prompt=(1, 999))) == [
         "#99",
@@ -237,7 +275,7 @@ def test_all_violations_are_reported_together(model: ModelInfo) -> None:
         "sampling_params.temperature",
         "sampling_params.top_p",
         "sampling_params.n",
-        "sampling_params.stop",
+        "sampling_params.bad_words",
         "token_ids.ids",
     ]
 

@@ -230,6 +230,7 @@ def test_every_verb_replays(tmp_path: Path) -> None:
     core.expire(5)
     core.adopt(core.withdraw(12))
     core.finish(11, EndReason.ABORT)
+    core.finish(12, EndReason.STOP, 0)
     core.finish_all(EndReason.WORKER_LOST)
     writer.close()
     assert {call.verb for call in Recording(tmp_path / "run.rec").calls()} == set(VERBS.values())

@@ -46,18 +46,24 @@ def checkpoint(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPath
 def both_forms(checkpoint: Checkpoint, backend: CpuBackend, dtype: torch.dtype) -> tuple[PagedModel, PagedModel]:
     """The decoder op by op, and what the loader makes of it."""
     decoder = Decoder(checkpoint.config, backend, checkpoint, dtype)
-    plain = LoadedModel(model=decoder, config=checkpoint.config, dtype=dtype, weights_digest=b"", tokenizer_digest=b"")
+    plain = LoadedModel(
+        model=decoder, config=checkpoint.config, dtype=dtype, weight_bytes=0, weights_digest=b"", tokenizer_digest=b""
+    )
     loaded = load_model(checkpoint, backend, dtype)
     assert isinstance(loaded.model, NativeModel)
     return PagedModel(plain, CPU), PagedModel(loaded, CPU)
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(
+    ("dtype", "quantization"), [(torch.float32, "none"), (torch.bfloat16, "none"), (torch.bfloat16, "int8")]
+)
 @pytest.mark.parametrize("instruction_set", list(build.instruction_sets()))
-def test_the_same_bits_as_op_by_op(checkpoint: Checkpoint, instruction_set: str, dtype: torch.dtype) -> None:
+def test_the_same_bits_as_op_by_op(
+    checkpoint: Checkpoint, instruction_set: str, dtype: torch.dtype, quantization: str
+) -> None:
     if instruction_set not in available_instruction_sets():
         pytest.skip(f"this processor has no {instruction_set}")
-    backend = CpuBackend(num_threads=2, instruction_set=instruction_set)
+    backend = CpuBackend(num_threads=2, instruction_set=instruction_set, quantization=quantization)
     plain, native = both_forms(checkpoint, backend, dtype)
     steps = [
         {"long": LONG[:180], "short": SHORT[:1], "other": SHORT[:33]},  # prompts of several sizes

@@ -1,0 +1,1 @@
+"""What delivering a token costs: hundreds of streams from a scheduler whose worker computes nothing."""

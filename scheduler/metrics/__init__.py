@@ -1,0 +1,1 @@
+"""Prometheus metrics: what is counted, under which names, and the HTTP port that serves them."""

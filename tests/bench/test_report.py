@@ -1,0 +1,79 @@
+"""The tables say what the lines say."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from bench.report import read, render
+
+_HEAD = {
+    "kind": "start",
+    "date": "2026-01-01",
+    "octavo_commit": "abc",
+    "cpu": "a CPU",
+    "cores": 2,
+    "instruction_sets": ["avx2"],
+    "rounds": 2,
+}
+
+
+def _lines(run: str, **itl_ms: list[float]) -> list[dict[str, Any]]:
+    """A run of W2 by the contenders that are named, a result per figure."""
+    lines: list[dict[str, Any]] = [_HEAD]
+    lines += [
+        {"kind": "contender", "contender": name, "versions": {name: "1"}, "settings": {"threads": 2}} for name in itl_ms
+    ]
+    for name, values in itl_ms.items():
+        for number, value in enumerate(values, 1):
+            figures = {"seconds": 1.0, "tok_s": 1.0, "itl_ms": value, "ttft_ms": 50.0}
+            result = {"contender": name, "case": "W2", "round": number, "figures": figures, "others_cpu_share": 0.0}
+            lines.append({"kind": "result", "cpu_s": [{}]} | result)
+    return [{"run": run} | line for line in lines]
+
+
+def _row(table: str, figure: str) -> list[str]:
+    line = next(line for line in table.splitlines() if line.startswith("| W2") and figure in line)
+    return [cell.strip() for cell in line.strip("|").split("|")]
+
+
+def test_medians_and_bests_stand_beside_the_best_peer() -> None:
+    text = render(_lines("r", octavo=[4, 6, 9], fast=[12, 10, 11], slow=[30, 20, 40]))
+    assert _row(text, "ms between tokens")[2:] == [
+        "6.0 (4.0)",
+        "11.0 (10.0)",
+        "30.0 (20.0)",
+        "3/3/3",
+        "fast",
+        "0.55",
+        "at most 0.65",
+        "yes",
+    ]
+
+
+def test_a_target_that_is_missed_says_no() -> None:
+    assert _row(render(_lines("r", octavo=[9], peer=[10])), "ms between tokens")[-1] == "no"
+
+
+def test_a_peer_that_cannot_run_is_named_with_its_reason_and_has_no_column() -> None:
+    refusal = {"kind": "contender", "contender": "vllm", "versions": {"vllm": "1"}, "refused": "it needs AVX-512"}
+    text = render([*_lines("r", octavo=[5], peer=[10]), {"run": "r"} | refusal])
+    assert "vllm (vllm 1) does not run on this machine: it needs AVX-512" in text
+    assert "vllm |" not in text
+
+
+def test_a_failure_is_told() -> None:
+    failure = {"run": "r", "kind": "failure", "contender": "peer", "case": "W1", "why": "it ended\nand more"}
+    assert "- peer FAILED at W1: it ended\n" in render([*_lines("r", octavo=[5]), failure]) + "\n"
+
+
+def test_the_newest_run_is_read_unless_one_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "results.jsonl"
+    path.write_text("".join(json.dumps(line) + "\n" for run in ("one", "two") for line in _lines(run, octavo=[5])))
+    assert {line["run"] for line in read(path)} == {"two"}
+    assert {line["run"] for line in read(path, "one")} == {"one"}
+    with pytest.raises(ValueError, match="has no run three"):
+        read(path, "three")
+    with pytest.raises(ValueError, match="has no runs"):
+        read(tmp_path / "none.jsonl")
