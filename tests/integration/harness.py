@@ -130,7 +130,9 @@ def scheduler_process(
     runs."""
     port = free_port()
     targets = [f"--worker={one}" for one in ([worker] if isinstance(worker, str) else worker)]
-    command = [*program, "--model", str(model), *targets, "--port", str(port), *args]
+    # A test that freezes a worker to look around has all the time that it needs, unless it says otherwise.
+    patience = "--step-timeout=600"
+    command = [*program, "--model", str(model), *targets, "--port", str(port), patience, *args]
     return ServiceProcess("scheduler", command, port, logs / "scheduler.log", env)
 
 
