@@ -95,19 +95,16 @@ class Engine:
             return links[0].why_not_connected
         return "; ".join(f"{link.address}: {link.why_not_connected}" for link in links) or "no worker is known"
 
-    @property
-    def connected(self) -> bool:
-        """Whether a session is open with any worker."""
-        return any(lane.connected for lane in self.fleet)
-
-    def join(self, client: WorkerClient, capacity: wire.WorkerCapacity | None = None) -> None:
+    def join(self, address: str, capacity: wire.WorkerCapacity | None = None) -> None:
         """Takes a worker in, or back. capacity: if it is known; else it takes part once a session has opened."""
-        lane = self.fleet.find(client.address)
-        link = self._links[client.address] = WorkerLink(client, self._config_digest, self._limits, self._wake.set)
+        lane = self.fleet.find(address)
         if lane is not None:
-            lane.stay(link)
-        elif capacity is not None:
-            self._open_lane(link, capacity)
+            lane.stay()
+        elif address not in self._links:
+            client = WorkerClient(address)
+            link = self._links[address] = WorkerLink(client, self._config_digest, self._limits, self._wake.set)
+            if capacity is not None:
+                self._open_lane(link, capacity)
         self._wake.set()
 
     def leave(self, address: str) -> None:

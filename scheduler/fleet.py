@@ -84,10 +84,11 @@ class Fleet:
 
     def move(self, now_ns: int) -> list[WorkerLane]:
         """Moves what waits where it should not. Returns the lanes that got something."""
-        if len(self._lanes) < 2 or not any(lane.core.num_waiting for lane in self):
-            return []
         lanes = list(self)
-        waiting = {lane.number: list(lane.units(lanes)) for lane in lanes if lane.core.num_waiting}
+        homes = _homes(lanes)
+        if not homes:
+            return []
+        waiting = {lane.number: list(lane.units(lanes)) for lane in homes}
         moves = plan_moves([lane.view(now_ns) for lane in lanes], waiting)
         for one in moves:
             self._carry(one)
@@ -117,3 +118,15 @@ class Fleet:
             cached=cached_tokens(first.prompt, first.cache_salt, lanes),
         )
         return self._lanes[place(unit, [lane.view(now_ns) for lane in lanes])]
+
+
+def _homes(lanes: list[WorkerLane]) -> list[WorkerLane]:
+    """The lanes with sequences that could move at all: to look at one costs a search in every prefix cache, and a
+    fleet that has its hands full asks in every turn."""
+    waiting = [lane for lane in lanes if lane.core.num_waiting]
+    serving = [lane for lane in lanes if lane.serves]
+    if not waiting or not serving or len(lanes) < 2:
+        return []
+    if any(not lane.core.num_waiting and lane.core.num_running < lane.core.config.max_num_seqs for lane in serving):
+        return waiting
+    return [lane for lane in waiting if not lane.serves or lane.core.num_suspects]

@@ -83,6 +83,11 @@ class WorkerLane:
         return self._session is not None
 
     @property
+    def serves(self) -> bool:
+        """Whether the worker computes what it gets: there is a session, and it is not on its way out."""
+        return self.connected and not self.leaving
+
+    @property
     def num_restarts(self) -> int:
         """Sessions after the first."""
         return max(self.num_sessions - 1, 0)
@@ -103,7 +108,7 @@ class WorkerLane:
         core, limit = self.core, self.core.config.max_num_waiting_tokens
         return WorkerView(
             number=self.number,
-            away_ns=None if self.connected and not self.leaving else now_ns - (self._away_since_ns or now_ns),
+            away_ns=None if self.serves else now_ns - (self._away_since_ns or now_ns),
             proven=self._fruitless_sessions == 0,
             num_blocks=core.blocks.pool.num_blocks,
             free_rows=core.config.max_num_seqs - core.num_running,
@@ -216,9 +221,8 @@ class WorkerLane:
         if self._away_since_ns is None:
             self._away_since_ns = now_ns
 
-    def stay(self, link: WorkerLink) -> None:
+    def stay(self) -> None:
         """Takes part again."""
-        self.link = link
         self.leaving = False
         if self.connected:
             self._away_since_ns = None
@@ -274,10 +278,6 @@ class WorkerLane:
 
     def _requeue_all(self) -> tuple[End, ...]:
         return self.core.requeue_all(self._capacity.num_blocks, self._capacity.num_host_blocks)
-
-    async def stop(self) -> None:
-        """Ends the session and the search for the worker."""
-        await self.link.stop()
 
 
 def unit_of(handovers: tuple[Handover, ...], sequence: LiveSequence, lanes: Iterable[WorkerLane]) -> Unit:

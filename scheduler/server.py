@@ -107,7 +107,7 @@ async def serve(config: SchedulerConfig, tokenizer: Tokenizer) -> int:
                 cleanup.enter_context(CoreFactory(config)),
                 on_health=health_reporter.set,
             )
-            engine.join(WorkerClient(address), capacity)
+            engine.join(address, capacity)
             frontend = Frontend(
                 tokenizer=tokenizer,
                 model=model,
@@ -132,7 +132,7 @@ async def serve(config: SchedulerConfig, tokenizer: Tokenizer) -> int:
 
 async def _run(engine: Engine, roster: Roster, first: str, frontend: Frontend) -> None:
     """The engine and the workers that come and go, until cancelled or until one of the two fails."""
-    follow = roster.follow((first,), lambda address: engine.join(WorkerClient(address)), engine.leave)
+    follow = roster.follow((first,), engine.join, engine.leave)
     tasks = [asyncio.create_task(work) for work in (engine.run(frontend.deliver), follow)]
     try:
         done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_EXCEPTION)

@@ -32,6 +32,7 @@ async def engine_us(running: int, address: str) -> float:
     """CPU time of this process per step: core, wire, gRPC and event loop; delivery to clients excluded."""
     worker = WorkerClient(address)
     capacity = await worker.capacity(10)
+    await worker.close()
     core = CoreConfig(
         num_blocks=fake_worker.NUM_BLOCKS, max_num_seqs=running, max_num_batched_tokens=max(2048, running)
     )
@@ -44,7 +45,7 @@ async def engine_us(running: int, address: str) -> float:
     )
     scheduler = Scheduler(core)
     engine = Engine(config, capacity.config_digest, lambda _: scheduler, on_health=lambda worker, healthy: None)
-    engine.join(worker, capacity)
+    engine.join(address, capacity)
     ended, warm, done = 0, asyncio.Event(), asyncio.Event()
 
     def deliver(update: StepUpdate) -> None:

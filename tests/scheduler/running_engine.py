@@ -88,7 +88,8 @@ async def running_engine(
     listener = Listener()
     engine = Engine(config, capacities[0].config_digest, open_core, on_health=listener.on_health)
     for client, capacity in zip(clients, capacities, strict=True):
-        engine.join(client, capacity)
+        await client.close()
+        engine.join(client.address, capacity)
     task = asyncio.create_task(engine.run(listener.deliver))
     try:
         if len(workers) > 1:  # else the first that is there takes it all

@@ -11,7 +11,6 @@ from octavo.worker.v1alpha1 import worker_pb2 as pb
 from scheduler.core.result import EndReason
 from scheduler.engine import Engine
 from scheduler.step_timeout import FIRST_STEP_FACTOR, StepTimeout, Watchdog
-from scheduler.worker_client import WorkerClient
 from tests.scheduler.running_engine import Listener, core_of, running_engine, spec
 from tests.scheduler.scripted_worker import ScriptedWorker, counting
 
@@ -201,10 +200,13 @@ def test_workers_join_and_take_what_waits_and_leave_when_they_are_done() -> None
                 engine.send(spec(number, prompt=prompt, max_tokens=20))
             await listener.until(lambda: (core_of(engine).num_running, core_of(engine).num_waiting) == (8, 4))
             second_port = await second.start()
-            engine.join(WorkerClient(f"127.0.0.1:{second_port}"))
+            engine.join(f"127.0.0.1:{second_port}")
             await listener.until(lambda: len(listener.ends) == 4)
             assert sorted(admitted(second)) == [9, 10, 11, 12]
-            engine.leave(f"127.0.0.1:{port}")
+            for coming_back in (True, False):
+                engine.leave(f"127.0.0.1:{port}")
+                if coming_back:
+                    engine.join(f"127.0.0.1:{port}")
             engine.send(spec(13, max_tokens=20))
             await listener.until(lambda: 13 in listener.ends)
             assert 13 in admitted(second)
@@ -229,7 +231,7 @@ def test_when_all_have_left_requests_wait_for_the_next_one() -> None:
             await first.die()
             engine.send(spec(2))
             second_port = await second.start()
-            engine.join(WorkerClient(f"127.0.0.1:{second_port}"))
+            engine.join(f"127.0.0.1:{second_port}")
             await listener.until(lambda: 2 in listener.ends)
             assert all_length(listener, 1, 2, tokens=5)
             assert admitted(second) == [2]
