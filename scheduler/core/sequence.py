@@ -53,6 +53,7 @@ class SequenceSpec:
     priority: lower goes first; ties go in order of arrival.
     cache_salt: part of every prefix key; sequences share blocks only with equal salts.
     deadline_ns: on the clock that `schedule` is given; None is no deadline.
+    arrival: its place in the order of arrival over all workers; None: the core counts its own arrivals.
     """
 
     sequence_id: int
@@ -66,3 +67,4 @@ class SequenceSpec:
     priority: int = 0
     cache_salt: str = ""
     deadline_ns: int | None = None
+    arrival: int | None = None

@@ -26,12 +26,15 @@ from scheduler.recording.replay import Observer, perform
 from scheduler.recording.step_model import ShapeTracker, StepModel, num_swapped_blocks
 from scheduler.recording.verbs import (
     ADD_GROUP,
+    ADOPT,
     EXPIRE,
+    FINISH,
     FINISH_AT,
     REQUEUE_ALL,
     SCHEDULE,
     SET_RATES,
     UPDATE,
+    WITHDRAW,
     Verb,
     ends_in,
     specs_in,
@@ -147,7 +150,10 @@ class Simulation:
         return self._model.predict_ns(self._tracker.shape(plan)) + self._workload.overhead_ns + copy_ns
 
     def _take_event(self, time_ns: int, verb: Verb, arguments: tuple[Any, ...]) -> None:
-        if verb is ADD_GROUP:
+        if verb is WITHDRAW:  # it may run here, where it waited in the recording; it goes all the same
+            self._call(FINISH, arguments[0], EndReason.ABORT)
+            return
+        if verb in (ADD_GROUP, ADOPT):
             for spec in specs_in(arguments):
                 self._worker.know(spec)
         elif verb is SET_RATES:
@@ -159,7 +165,7 @@ class Simulation:
                 self._back_ns = self._workload.outages.get(time_ns, _FOREVER_NS)
             arguments = (self.core.config.num_blocks, self.core.config.num_host_blocks)
         answer = self._call(verb, *arguments)
-        if verb is ADD_GROUP and isinstance(answer, Exception):
+        if verb in (ADD_GROUP, ADOPT) and isinstance(answer, Exception):
             self._awaited.difference_update(spec.sequence_id for spec in specs_in(arguments))
 
     def _call(self, verb: Verb, *arguments: Any) -> Any:

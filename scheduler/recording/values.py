@@ -13,6 +13,7 @@ from typing import Any
 
 from scheduler.core.config import CoreConfig
 from scheduler.core.drop_prefix import PrefixSelection
+from scheduler.core.handover import Handover
 from scheduler.core.result import EndReason, RowFlag, StepResult
 from scheduler.core.sequence import Sampling, SequenceSpec
 from scheduler.recording.errors import RecordingError
@@ -56,6 +57,23 @@ def unpack_specs(unpacker: Unpacker) -> tuple[SequenceSpec, ...]:
             others["sampling"] = Sampling(**others["sampling"])
         specs.append(SequenceSpec(prompt=prompt, **others))
     return tuple(specs)
+
+
+def pack_handovers(packer: Packer, handovers: tuple[Handover, ...]) -> None:
+    """Sequences that come from another core."""
+    pack_specs(packer, tuple(handover.spec for handover in handovers))
+    for handover in handovers:
+        packer.column(handover.output)
+        others = changed_fields(handover)
+        del others["spec"]
+        others.pop("output", None)
+        packer.text(to_json(others))
+
+
+def unpack_handovers(unpacker: Unpacker) -> tuple[Handover, ...]:
+    """As `pack_handovers`."""
+    specs = unpack_specs(unpacker)
+    return tuple(Handover(spec=spec, output=unpacker.column(), **_from_json(unpacker.text())) for spec in specs)
 
 
 def pack_result(packer: Packer, result: StepResult) -> None:

@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 
 from scheduler.core.config import CoreConfig
 from scheduler.core.errors import InvalidSequenceError, NeverFitsError, QueueFullError, SchedulerError
+from scheduler.core.handover import Handover, blocks_needed
 from scheduler.core.live import Queue, blocks_for
 from scheduler.core.plan import Idle, StepPlan, Waiting
 from scheduler.core.result import End, EndReason, StepOutput, StepResult
@@ -21,7 +22,7 @@ from scheduler.core.snapshot import SequenceSnapshot, Snapshot
 from tests.scheduler.core import toy_model
 from tests.scheduler.core.toy_worker import ToyWorker
 
-Answer = StepPlan | Waiting | Idle | StepOutput | End | tuple[End, ...] | str | None
+Answer = StepPlan | Waiting | Idle | StepOutput | End | tuple[End, ...] | tuple[Handover, ...] | str | None
 Verb = Callable[[Scheduler], Answer]
 
 
@@ -35,10 +36,13 @@ class Record:
 
 def add_verb(specs: tuple[SequenceSpec, ...]) -> Verb:
     """`Scheduler.add_group`, answering with the error's text where there is one."""
+    return _refusable(lambda core: core.add_group(specs))
 
+
+def _refusable(verb: Callable[[Scheduler], None]) -> Verb:
     def call(core: Scheduler) -> Answer:
         try:
-            core.add_group(specs)
+            verb(core)
         except SchedulerError as error:
             return f"{type(error).__name__}: {error}"
         return None
@@ -62,6 +66,8 @@ class Lab:
         self.records: list[Record] = []
         self.undelivered: deque[StepResult] = deque()
         self.stale: deque[StepResult] = deque()
+        self.away: list[tuple[Handover, ...]] = []
+        """What was withdrawn for another worker and not adopted yet."""
         self.num_steps = 0
         self.num_faults = 0
         self._fatal_faults: set[int] = set()
@@ -184,6 +190,30 @@ class Lab:
                 assert (end.reason, self._blocks_needed(spec) > num_blocks) == (EndReason.CAPACITY, True)
             self._end(end)
         self._worker = self._new_worker()
+
+    def withdraw(self, sequence_id: int) -> None:
+        """A sequence leaves for another worker, if it waits and no plan computes it."""
+        before = {sequence.sequence_id: sequence for sequence in self.core.snapshot().waiting}
+        answer = self._call(lambda core: core.withdraw(sequence_id))
+        assert isinstance(answer, tuple)
+        may_leave = sequence_id in before and not before[sequence_id].num_in_flight_plans
+        assert bool(answer) == may_leave
+        for handover in answer:
+            assert isinstance(handover, Handover)
+            assert handover.spec == self.live.pop(handover.spec.sequence_id)
+            assert list(handover.output) == self.outputs[handover.spec.sequence_id]
+        if answer:
+            self.away.append(answer)  # type: ignore[arg-type]  # checked above
+
+    def adopt(self, *, more_deaths: int = 0) -> None:
+        """What left first comes, from a worker that died more_deaths times with it; it must be taken if it fits."""
+        handovers = tuple(replace(one, num_deaths=one.num_deaths + more_deaths) for one in self.away.pop(0))
+        answer = self._call(_refusable(lambda core: core.adopt(handovers)))
+        if blocks_needed(handovers, self.config.block_size) > self._num_blocks:
+            assert isinstance(answer, str) and answer.startswith(NeverFitsError.__name__)
+            return
+        assert answer is None
+        self.live.update((one.spec.sequence_id, one.spec) for one in handovers)
 
     def drain(self) -> None:
         """Runs until nothing is left, within a number of steps that no schedule may exceed.

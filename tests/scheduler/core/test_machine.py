@@ -148,6 +148,16 @@ class CoreMachine(RuleBasedStateMachine):
         else:
             self._lab.finish(sequence_id, EndReason.ABORT)
 
+    @precondition(lambda self: self.lab and self.lab.core.num_waiting)
+    @rule(which=st.integers(0, 30), deaths=st.sampled_from((0, 0, 1, 2)), at_once=st.booleans())
+    def move(self, which: int, deaths: int, at_once: bool) -> None:
+        """A waiting sequence leaves for another worker, and what left first comes from there."""
+        waiting = list(self._lab.core.waiting)
+        self._lab.withdraw(waiting[which % len(waiting)].spec.sequence_id)
+        if self._lab.away and (at_once or len(self._lab.away) > 2):
+            self.totals["moves"] += 1
+            self._lab.adopt(more_deaths=deaths)
+
     @rule(ns=st.integers(0, 2))
     def pass_time(self, ns: int) -> None:
         self.now_ns += ns
@@ -208,6 +218,8 @@ class CoreMachine(RuleBasedStateMachine):
     def teardown(self) -> None:
         if self.lab is None:
             return
+        while self.lab.away:
+            self.lab.adopt()
         self.lab.drain()
         self.lab.check()
         self.lab.check_empty()
@@ -240,5 +252,5 @@ def test_any_use_of_the_core_keeps_its_promises() -> None:
         )
     print(dict(totals))
     assert totals["steps"] >= _MIN_STEPS, "too little was tried to mean anything"
-    often = ("preemptions", "swaps", "swapped in", "forks", "hits", "faults", "losses", "ended by faults")
+    often = ("preemptions", "swaps", "swapped in", "forks", "hits", "faults", "losses", "moves", "ended by faults")
     assert all(totals[event] >= _MIN_EVENTS for event in often), f"something was hardly ever tried: {totals}"

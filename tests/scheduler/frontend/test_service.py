@@ -26,7 +26,7 @@ from scheduler.frontend.model_info import ModelInfo
 from scheduler.frontend.service import GenerationServicer
 from scheduler.frontend.stats import BlockStats, CounterStats, QueueStats, Stats, WorkerStats
 from scheduler.frontend.tokenizer import Tokenizer
-from scheduler.inspector import Inspector
+from scheduler.inspector import InspectedWorker, Inspector
 from scheduler.messages import Rejected
 from scheduler.step_feed import StepFeed
 from tests.oracle.tokenizer import EOS, byte_ids
@@ -36,7 +36,16 @@ STATS = Stats(
     queues=QueueStats(running=1, waiting=2),
     blocks=BlockStats(block_size=16, total=8, free=5, cached=2, referenced=1),
     counters=CounterStats(steps=3, computed_tokens=10, kept_tokens=9, wasted_tokens=1),
-    worker=WorkerStats(address="127.0.0.1:1", connected=True, epoch=4, restarts=2),
+    workers=(
+        WorkerStats(
+            address="127.0.0.1:1",
+            connected=True,
+            epoch=4,
+            restarts=2,
+            queues=QueueStats(running=1, waiting=2),
+            blocks=BlockStats(block_size=16, total=8, free=5, cached=2, referenced=1),
+        ),
+    ),
 )
 
 
@@ -64,8 +73,9 @@ async def serve(tokenizer: Tokenizer, model: ModelInfo) -> AsyncIterator[Service
     server = grpc.aio.server(interceptors=(MalformedRequestInterceptor(),))
     generation_pb2_grpc.add_GenerationServiceServicer_to_server(GenerationServicer(frontend), server)
     core = Scheduler(CoreConfig(num_blocks=8))
-    inspector = Inspector(core, frontend.requests, connected=lambda: True)
-    admin = AdminServicer(lambda: STATS, inspector, frontend, StepFeed(core))
+    worker = InspectedWorker(number=1, address="127.0.0.1:1", core=core, connected=True)
+    inspector = Inspector(lambda: [worker], frontend.requests)
+    admin = AdminServicer(lambda: STATS, inspector, frontend, StepFeed())
     admin_pb2_grpc.add_AdminServiceServicer_to_server(admin, server)
     port = server.add_insecure_port("127.0.0.1:0")
     await server.start()
