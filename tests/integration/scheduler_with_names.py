@@ -1,4 +1,4 @@
-"""`python -m scheduler`, but that names are looked up in a file, and often: NAMES has a line `NAME ADDRESS...` for each.
+"""`python -m scheduler`, but that names are looked up in a file, and often: NAMES has a line `NAME ADDRESS...` each.
 
 It stands for a resolver whose answers change; all else, from the lookup on, is the scheduler of this repository.
 """
