@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
+import signal
 import subprocess
 import threading
 from collections.abc import Mapping, Sequence
@@ -45,6 +47,7 @@ class Contender:
                 stderr=file,
                 text=True,
                 env=os.environ | (env or {}),
+                start_new_session=True,
             )
         try:
             self.hello = self._read()
@@ -63,8 +66,9 @@ class Contender:
         return self._read()
 
     def close(self) -> None:
-        """Kills it."""
-        self._process.kill()
+        """Kills it, and what it started in its session."""
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self._process.pid, signal.SIGKILL)
         self._process.communicate()
 
     def _read(self) -> Any:
