@@ -111,6 +111,7 @@ class WorkerLane:
             away_ns=None if self.serves else now_ns - (self._away_since_ns or now_ns),
             proven=self._fruitless_sessions == 0,
             num_blocks=core.blocks.pool.num_blocks,
+            num_free_blocks=core.blocks.pool.num_free,
             free_rows=core.config.max_num_seqs - core.num_running,
             num_sequences=self.num_live,
             num_waiting=core.num_waiting,

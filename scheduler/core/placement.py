@@ -37,7 +37,8 @@ class WorkerView:
 
     number: in the order in which they joined. away_ns: for how long it has not served, None while it does: it has a
     session and is not on its way out. proven: it has given a result since it was last lost, or was never lost.
-    num_blocks: of its pool. free_rows: that no sequence holds. num_sequences: live ones. num_waiting: those that wait.
+    num_blocks: of its pool. num_free_blocks: of those, that hold nothing, not even a cached prefix. free_rows: that no
+    sequence holds. num_sequences: live ones. num_waiting: those that wait.
     num_suspects: those that must run alone. num_tokens: to be computed of all its sequences before they decode.
     free_queue: sequences that its queue still takes. free_queue_tokens: prompt tokens that it still takes beside
     others, None if there is no limit.
@@ -48,6 +49,7 @@ class WorkerView:
     proven: bool
     num_blocks: int
     free_rows: int
+    num_free_blocks: int = 0
     num_sequences: int = 0
     num_waiting: int = 0
     num_suspects: int = 0
@@ -181,10 +183,10 @@ def _target_of_suspect(unit: Unit, home: WorkerView, targets: Sequence[WorkerVie
     return min(targets, key=lambda worker: (not worker.proven, worker.load, worker.number)).number
 
 
-def _preference(unit: Unit, worker: WorkerView) -> tuple[bool, bool, int, int]:
-    """Least is best, among workers that serve."""
+def _preference(unit: Unit, worker: WorkerView) -> tuple[bool, bool, int, int, int]:
+    """Least is best, among workers that serve. Among equals the emptiest pool, so that different prefixes spread."""
     unsafe = not worker.proven and (unit.num_deaths > 0 or worker.num_sequences > 0)
-    return worker.num_suspects > 0, unsafe, unit.cost(worker), worker.number
+    return worker.num_suspects > 0, unsafe, unit.cost(worker), -worker.num_free_blocks, worker.number
 
 
 def _is_idle(unit: Unit, worker: WorkerView) -> bool:

@@ -1,4 +1,4 @@
-"""`python -m scheduler`, but that names are looked up in a file: NAMES holds a line `NAME ADDRESS...` for each.
+"""`python -m scheduler`, but that names are looked up in a file, and often: NAMES has a line `NAME ADDRESS...` each.
 
 It stands for a resolver whose answers change; all else, from the lookup on, is the scheduler of this repository.
 """
@@ -14,6 +14,7 @@ from typing import Any
 
 import uvloop
 
+from scheduler import roster
 from scheduler.__main__ import main
 
 
@@ -31,5 +32,6 @@ def _lines() -> list[str]:
 
 
 if __name__ == "__main__":
+    roster.RESOLVE_INTERVAL_S = 0.05  # type: ignore[misc]
     uvloop.run = functools.partial(uvloop.run, loop_factory=_Loop)
     sys.exit(main())

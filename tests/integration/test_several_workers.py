@@ -98,13 +98,18 @@ def test_streams_of_a_lost_worker_go_on_at_the_other(
 
 def test_a_conversation_stays_with_the_worker_that_has_its_prefix(pair: Cluster) -> None:
     pair.wait_connected()
-    for _ in range(3):
-        for index in range(2):
-            prompt = chr(ord("A") + index) * 320
-            completion = pair.complete(prompt, max_tokens=2, ignore_eos=True)
-    assert completion.usage.cached_tokens == 304
-    cached = [worker.blocks.cached for worker in pair.stats().workers]
-    assert all(count >= 19 for count in cached), cached
+    prompts = {name: name * 320 for name in "AB"}
+    streams = [pair.generate(prompts[name], max_tokens=200, ignore_eos=True, request_id=name) for name in "AB"]
+    heads = [list(islice(stream, 1)) for stream in streams]
+    first = holders(pair)
+    assert set(first.values()) == {worker.address for worker in pair.workers}, "both have one"
+    finish(heads, streams)
+    for name in "BABBA":
+        stream = pair.generate(prompts[name] + "!", max_tokens=50, ignore_eos=True, request_id=name)
+        head = list(islice(stream, 1))
+        assert holders(pair) == {name: first[name]}
+        (completion,) = finish([head], [stream])
+        assert completion.usage.cached_tokens == 320
 
 
 def test_both_workers_lost_and_one_back_is_enough(pair: Cluster, undisturbed: list[tuple[int, ...]]) -> None:
@@ -135,11 +140,13 @@ def test_a_killer_costs_three_deaths_and_its_neighbours_nothing(uniform_model: P
         heads = [list(islice(stream, 2)) for stream in neighbours]
         killer = server.generate(token_ids=[5, KILLS, 7], max_tokens=20, ignore_eos=True)
         deaths: list[ServiceProcess] = []
-        with pytest.raises(InternalError, match="workers died while the request was computed"), watched(server, deaths):
-            collect(killer)
-        assert all(len(completion.token_ids) == OUTPUT for completion in finish(heads, neighbours))
+        with watched(server, deaths):
+            with pytest.raises(InternalError, match="workers died while the request was computed"):
+                collect(killer)
+            assert all(len(completion.token_ids) == OUTPUT for completion in finish(heads, neighbours))
+            wait_until(lambda: len(deaths) >= 3, "the last death is noticed")
+            server.wait_connected()
         assert len(deaths) == 3
-        server.wait_connected()
 
         # A step that fails for want of memory ends the stream and not the process.
         alive = [worker.process.pid for worker in server.workers]
@@ -185,7 +192,7 @@ def test_workers_join_and_leave_with_their_name(uniform: UniformOracle, uniform_
     target = f"dns:///workers:{first.port}"
     program = ["-m", "tests.integration.scheduler_with_names"]
     scheduler = scheduler_process(
-        uniform_model, tmp_path, target, ["--max-num-seqs", "2", *HASTY], {"NAMES": str(names)}, program
+        uniform_model, tmp_path, target, ["--max-num-seqs", "2"], {"NAMES": str(names)}, program
     )
     with contextlib.ExitStack() as cleanup:
         for process in (first, second, scheduler):
@@ -194,15 +201,14 @@ def test_workers_join_and_leave_with_their_name(uniform: UniformOracle, uniform_
         scheduler.wait_serving()
         client = cleanup.enter_context(Client(scheduler.address))
         server = Cluster(workers=(first, second), scheduler=scheduler, client=client, proxy=None)
-        assert [worker.address for worker in server.stats().workers] == [f"127.0.0.1:{first.port}"]
-
+        joined, left = f"127.0.0.2:{first.port}", f"127.0.0.1:{first.port}"
+        assert [worker.address for worker in server.stats().workers] == [left]
         streams = [submit(server, index, max_tokens=1000) for index in range(4)]  # two rows, so that two wait
         names.write_text("workers 127.0.0.1 127.0.0.2\n")
-        joined, left = f"127.0.0.2:{first.port}", f"127.0.0.1:{first.port}"
         server.wait_for(
-            lambda stats: [(one.address, one.queues.running) for one in stats.workers] == [(left, 2), (joined, 2)],
-            "the second one has joined and runs what waited",
+            lambda stats: [one.queues.running > 0 for one in stats.workers] == [True, True], "what waited has moved"
         )
+        assert health(server, f"worker/{joined}") == "SERVING"
         names.write_text("workers 127.0.0.2\n")
         for index, stream in enumerate(streams):
             completion = collect(stream)
