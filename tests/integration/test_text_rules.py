@@ -264,3 +264,18 @@ def test_past_a_stop_string_tokens_are_wasted_and_not_used(server: Cluster) -> N
     assert after.generated_tokens - before.generated_tokens == len(row.ids)
     # The last token needs no computing; what was computed past it is not kept.
     assert after.kept_tokens - before.kept_tokens == len(prompt_of(row)) + len(row.ids) - 1
+
+
+def test_a_stop_string_may_span_the_death_of_the_worker(server: Cluster) -> None:
+    stop = "qr" * 100
+    ids = [X, END_OF_TURN, Y, EOS, *[Q, R, EOS] * 99, Q, R]
+    stream = server.generate(token_ids=[TURNS], ignore_eos=True, stop=[stop], logprobs=0)
+    deltas = [next(stream)]
+    server.worker.kill()
+    server.worker.start()
+    deltas += stream
+    assert "".join(delta.text for delta in deltas) == "xy"
+    assert [id_ for delta in deltas for id_ in delta.token_ids] == ids
+    assert [entry.token_id for delta in deltas for entry in delta.logprobs] == ids
+    assert deltas[-1].stop_string == stop
+    assert server.stats().worker.restarts == 1

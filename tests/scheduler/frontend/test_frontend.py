@@ -36,10 +36,12 @@ from scheduler.frontend.request import (
 from scheduler.frontend.sequence_output import Delta, TokenLogprob
 from scheduler.frontend.stream import Stream, Usage
 from scheduler.frontend.tokenizer import Tokenizer, load_tokenizer
+from scheduler.frontend.tokenizer_parts import TokenizerParts
 from scheduler.messages import Rejected, Started, StepUpdate
 from tests.oracle.tokenizer import EOS, byte_ids
 from tests.scheduler.frontend.engine_script import EngineScript
 from tests.scheduler.frontend.gated_tokenizer import gated
+from tests.scheduler.frontend.test_whole_text import backend
 
 FOX = byte_ids("a🦊b")
 
@@ -125,22 +127,24 @@ def test_a_reader_is_woken_once_per_step_and_a_slow_one_gets_one_bigger_delta(
     async def test() -> None:
         async with frontend.open(request()) as stream:
             sequence_id = engine.added[0].sequence_id
-            deltas: list[Delta] = []
+            arrived: asyncio.Queue[Delta] = asyncio.Queue()
 
             async def read() -> None:
                 async for piece in stream:
-                    deltas.extend(piece.deltas)
+                    arrived.put_nowait(*piece.deltas)
 
-            reading = asyncio.create_task(read())
+            reader = asyncio.create_task(read())
             await turns()
             engine.start(sequence_id)
-            for count, token_id in enumerate(b"abc", start=1):
+            deltas = []
+            for token_id in b"abc":
                 engine.tokens(sequence_id, [token_id])
-                while len(deltas) < count:  # noqa: ASYNC110 - the reader keeps up
-                    await asyncio.sleep(0)
+                deltas.append(await arrived.get())  # the reader keeps up
             engine.tokens(sequence_id, b"defgh")  # it does not
             engine.end(sequence_id, EndReason.LENGTH, last=ord("i"), count=9)
-            await reading
+            await reader
+            deltas.append(arrived.get_nowait())
+            assert arrived.empty()
             assert [delta.text for delta in deltas] == ["a", "b", "c", "defghi"]
             assert [delta.end is not None for delta in deltas] == [False, False, False, True]
 
@@ -638,6 +642,25 @@ def test_echo_begins_each_text_with_the_prompts(engine: EngineScript, frontend: 
             engine.tokens(one, b"c")
             again = await anext(stream)
             assert (again.echoed_ids, again.deltas[0].text) == ((), "c")
+
+    run(test())
+
+
+def test_an_echo_begins_a_text_and_an_output_alone_goes_on_with_one(engine: EngineScript, model: ModelInfo) -> None:
+    made = backend("llama")  # its decoder drops the space in front of a text
+    word = made.token_to_id("▁the")
+    tokenizer = Tokenizer(TokenizerParts(backend=made))
+
+    async def test() -> None:
+        frontend = Frontend(
+            tokenizer=tokenizer, model=replace(model, logits_width=tokenizer.vocab_size), send=engine.send
+        )
+        engine.deliver = frontend.deliver
+        for echo, text in ((True, "the the"), (False, " the")):
+            given = request(prompt=TokenPrompt(ids=(word,)), sampling=SamplingInput(echo=echo))
+            async with frontend.open(given) as stream:
+                engine.end(engine.added[-1].sequence_id, EndReason.LENGTH, last=word)
+                assert [delta.text for delta in await collect(stream)] == [text]
 
     run(test())
 
