@@ -30,6 +30,22 @@ class Matcher(Protocol):
         ...
 
 
+class _NoMatcher:
+    """Of a grammar on a worker that knows no tokenizer: its row cannot go on, and the others can."""
+
+    def append(self, token: int) -> None:
+        pass
+
+    def start(self) -> None:
+        pass
+
+    def allowed(self) -> tuple[None, RowFlag]:
+        return None, RowFlag.DEAD_END
+
+
+NO_MATCHER: Matcher = _NoMatcher()
+
+
 class RowRules:
     """The rules of one row and the tokens that they look at.
 

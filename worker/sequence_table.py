@@ -19,7 +19,7 @@ import numpy.typing as npt
 
 from worker.logit_adjuster import Adjustments
 from worker.prompt_scorer import Scoring
-from worker.row_rules import Matcher, RowRules
+from worker.row_rules import NO_MATCHER, Matcher, RowRules
 from worker.sampler import SamplingColumns
 from worker.step import Admission, IntColumn, Limits, LogitRules, PlanError, StepPlan
 
@@ -187,11 +187,9 @@ class SequenceTable:
 
     def _make_rules(self, admission: Admission, rules: LogitRules) -> RowRules:
         prompt, output = np.split(admission.token_ids, [admission.num_prompt_tokens])
-        matcher = None
+        matcher: Matcher | None = None
         if rules.grammar:
-            if self._grammars is None:
-                raise PlanError("admissions.sampling.grammar", "a grammar", "this worker has no tokenizer for one")
-            matcher = self._grammars.matcher(rules, output.tolist())
+            matcher = NO_MATCHER if self._grammars is None else self._grammars.matcher(rules, output.tolist())
         width = self._limits.logits_width
         return RowRules(rules, prompt.tolist(), output.tolist(), width=width, matcher=matcher)
 

@@ -138,4 +138,9 @@ def test_models_without_a_tokenizer_or_an_end_have_no_grammars(tmp_path: Path) -
     assert found is not None and found.eos_token_ids == (8, 9)
     for name in ("config.json", "generation_config.json"):
         (tmp_path / name).write_text("{}")
+    for eos in ('"<|eos|>"', '{"content": "<|eos|>"}'):
+        (tmp_path / "tokenizer_config.json").write_text(f'{{"eos_token": {eos}}}')
+        found = tokenizer_source(resolve_model(str(tmp_path), with_weights=False))
+        assert found is not None and found.eos_token_ids == (EOS,)
+    (tmp_path / "tokenizer_config.json").unlink()
     assert tokenizer_source(resolve_model(str(tmp_path), with_weights=False)) is None

@@ -34,11 +34,18 @@ def tokenizer_source(files: ModelFiles) -> TokenizerSource | None:
 
 def _eos_of_directory(files: SafetensorsFiles) -> tuple[int, ...]:
     for name in ("generation_config.json", "config.json"):
-        path = files.directory / name
-        eos = json.loads(path.read_text("utf-8")).get("eos_token_id") if path.is_file() else None
+        eos = _read_json(files.directory / name).get("eos_token_id")
         if eos is not None:
             return tuple(eos) if isinstance(eos, list) else (int(eos),)
-    return ()
+    eos = _read_json(files.directory / "tokenizer_config.json").get("eos_token")
+    text = eos["content"] if isinstance(eos, dict) else eos
+    added = _read_json(files.directory / "tokenizer.json").get("added_tokens", ())
+    return tuple(token["id"] for token in added if token["content"] == text)
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    content: dict[str, Any] = json.loads(path.read_text("utf-8")) if path.is_file() else {}
+    return content
 
 
 def _of_gguf(path: Path) -> TokenizerSource | None:
