@@ -139,16 +139,22 @@ def _serves_on_all(server: Cluster) -> bool:
 
 
 def test_a_drain_waits_for_all_front_ends(uniform_model: Path, tmp_path: Path) -> None:
-    with two_frontends(uniform_model, tmp_path, "--max-num-seqs", "2") as server:
+    with two_frontends(uniform_model, tmp_path, "--max-num-seqs", "2", "--max-num-waiting", "1") as server:
         with connections(server) as stubs:
-            calls = [stub.Generate(asked(f"running-{index}", 400), timeout=120) for index, stub in enumerate(stubs[:3])]
+            calls = [
+                stub.Generate(asked(f"running-{index}", 1500), timeout=120) for index, stub in enumerate(stubs[:3])
+            ]
             firsts = [ids([next(call)]) for call in calls[:2]]
+            server.wait_for(lambda stats: stats.queues.waiting == 1, "the third waits")
+            for stub in stubs:  # what the core refuses, whichever front end asked, leaves nothing behind
+                with pytest.raises(grpc.RpcError, match="1 sequences wait, limit 1"):
+                    next(stub.Generate(asked("refused", 1), timeout=120))
             server.scheduler.terminate()
             wait_until(lambda: not server.scheduler.serving(), "the scheduler is NOT_SERVING")
             with pytest.raises(UnavailableError):
                 server.complete("new", max_tokens=1)
             counts = [len(ids(call)) for call in calls]
-            assert [len(firsts[0]) + counts[0], len(firsts[1]) + counts[1], counts[2]] == [400] * 3
+            assert [len(firsts[0]) + counts[0], len(firsts[1]) + counts[1], counts[2]] == [1500] * 3
         assert server.scheduler.wait() == 0
 
 
