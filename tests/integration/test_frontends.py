@@ -11,7 +11,7 @@ from pathlib import Path
 import grpc
 import pytest
 
-from clients import UnavailableError
+from clients import NotFoundError, UnavailableError
 from clients.admin import AdminClient
 from octavo.serving.v1 import generation_pb2, generation_pb2_grpc, sampling_pb2
 from tests.integration.harness import Cluster, cluster, collect
@@ -98,6 +98,9 @@ def test_a_request_id_is_unique_over_all_front_ends_and_each_can_explain_it(serv
             with AdminClient(server.scheduler.address) as admin:
                 assert [one.request_id for one in admin.requests()] == ["mine"]
                 assert admin.explain("mine").sequences
+        with AdminClient(server.scheduler.address) as admin, pytest.raises(NotFoundError) as unknown:
+            admin.explain("yours")
+        assert unknown.value.reason == "REQUEST_NOT_LIVE"
         next(first)
         first.cancel()
     server.wait_empty()
