@@ -128,19 +128,19 @@ class Stream:
             self._prompt_logprobs.append(TokenLogprob(token_id=token_id, logprob=logprob, top=tuple(top)))
         self._wake()
 
-    def push_token(self, index: int, token_id: int, now_ns: int, gaps_ns: dict[int, int]) -> bool:
-        """Takes the next token of a sequence, and counts the time since its last one in gaps_ns. True: it completed a
-        stop string; the sequence takes no more, and `push_stop` is to be called when its logprob, too, is there."""
+    def push_token(self, index: int, token_id: int, now_ns: int, before_ns: list[int]) -> bool:
+        """Takes the next token of a sequence; notes in before_ns when its last one came, 0 if none has. True: it
+        completed a stop string; the sequence takes no more, and `push_stop` is to be called when its logprob, too, is
+        there."""
         if self._first_token_ns is None:
             self._first_token_ns = now_ns
             self._metrics.time_to_first_token.observe(_seconds(self.arrival_ns, now_ns))
         self._last_token_ns = now_ns
         output = self._outputs[index]
-        if output.last_token_ns:
-            gap_ns = now_ns - output.last_token_ns
-            gaps_ns[gap_ns] = gaps_ns.get(gap_ns, 0) + 1
+        before_ns.append(output.last_token_ns)
         output.last_token_ns = now_ns
-        self._wake()
+        if self._waiter is not None:
+            self._wake()
         return output.push_token(token_id)
 
     def push_logprob(self, index: int, token_id: int, logprob: float, top: tuple[tuple[int, float], ...]) -> None:

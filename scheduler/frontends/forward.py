@@ -30,11 +30,10 @@ class Forwarder(grpc.GenericRpcHandler):
             try:
                 async for response in call:
                     await context.write(response)
-                status, message, trailers = await call.code(), await call.details(), await call.trailing_metadata()
+            except grpc.aio.AioRpcError as error:
+                await context.abort(error.code(), error.details() or "", tuple(error.trailing_metadata()))
             finally:
                 call.cancel()
-            if status is not grpc.StatusCode.OK:
-                await context.abort(status, message, tuple(trailers))
 
         return grpc.stream_stream_rpc_method_handler(forward)
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import grpc
 import pytest
 
-from clients import UnavailableError
+from clients import NotFoundError, UnavailableError
 from clients.admin import AdminClient
 from octavo.serving.v1 import generation_pb2, generation_pb2_grpc, sampling_pb2
 from tests.integration.harness import Cluster, cluster, collect
@@ -98,6 +98,9 @@ def test_a_request_id_is_unique_over_all_front_ends_and_each_can_explain_it(serv
             with AdminClient(server.scheduler.address) as admin:
                 assert [one.request_id for one in admin.requests()] == ["mine"]
                 assert admin.explain("mine").sequences
+        with AdminClient(server.scheduler.address) as admin, pytest.raises(NotFoundError) as unknown:
+            admin.explain("yours")
+        assert unknown.value.reason == "REQUEST_NOT_LIVE"
         next(first)
         first.cancel()
     server.wait_empty()
@@ -139,16 +142,22 @@ def _serves_on_all(server: Cluster) -> bool:
 
 
 def test_a_drain_waits_for_all_front_ends(uniform_model: Path, tmp_path: Path) -> None:
-    with two_frontends(uniform_model, tmp_path, "--max-num-seqs", "2") as server:
+    with two_frontends(uniform_model, tmp_path, "--max-num-seqs", "2", "--max-num-waiting", "1") as server:
         with connections(server) as stubs:
-            calls = [stub.Generate(asked(f"running-{index}", 400), timeout=120) for index, stub in enumerate(stubs[:3])]
+            calls = [
+                stub.Generate(asked(f"running-{index}", 1500), timeout=120) for index, stub in enumerate(stubs[:3])
+            ]
             firsts = [ids([next(call)]) for call in calls[:2]]
+            server.wait_for(lambda stats: stats.queues.waiting == 1, "the third waits")
+            for stub in stubs:  # what the core refuses, whichever front end asked, leaves nothing behind
+                with pytest.raises(grpc.RpcError, match="1 sequences wait, limit 1"):
+                    next(stub.Generate(asked("refused", 1), timeout=120))
             server.scheduler.terminate()
             wait_until(lambda: not server.scheduler.serving(), "the scheduler is NOT_SERVING")
             with pytest.raises(UnavailableError):
                 server.complete("new", max_tokens=1)
             counts = [len(ids(call)) for call in calls]
-            assert [len(firsts[0]) + counts[0], len(firsts[1]) + counts[1], counts[2]] == [400] * 3
+            assert [len(firsts[0]) + counts[0], len(firsts[1]) + counts[1], counts[2]] == [1500] * 3
         assert server.scheduler.wait() == 0
 
 
