@@ -27,6 +27,19 @@ SERVER_OPTIONS: list[tuple[str, Any]] = [
     ("grpc.so_reuseport", 0),
 ]
 
+# Of front ends, which share one port on purpose: the kernel gives each new connection to one of them.
+SHARED_SERVER_OPTIONS: list[tuple[str, Any]] = [
+    *(option for option in SERVER_OPTIONS if option[0] != "grpc.so_reuseport"),
+    ("grpc.so_reuseport", 1),
+]
+
+# From a front end to the server in the engine's process.
+FORWARD_CHANNEL_OPTIONS: list[tuple[str, Any]] = [
+    ("grpc.max_receive_message_length", _MAX_REQUEST_BYTES),
+    ("grpc.max_send_message_length", _MAX_REQUEST_BYTES),
+    ("grpc.enable_http_proxy", 0),
+]
+
 WORKER_CHANNEL_OPTIONS: list[tuple[str, Any]] = [
     *_BOTH,
     ("grpc.max_receive_message_length", _MAX_PLAN_BYTES),

@@ -21,6 +21,7 @@ class SchedulerConfig:
     host: str = "127.0.0.1"
     port: int = 50051
     metrics_port: int | None = None
+    frontends: int = 0
     worker: tuple[str, ...] = ("127.0.0.1:50052",)
     max_model_len: int | None = None
     max_num_seqs: int = 64
@@ -47,6 +48,7 @@ class SchedulerConfig:
         if not self.model:
             raise ConfigError("--model is required")
         self._at_least("max_num_seqs", 1)
+        self._at_least("frontends", 0)
         self._at_least("max_num_waiting", 1)
         self._at_least("max_num_waiting_tokens", 1)
         self._at_least("max_overtakes", 0)

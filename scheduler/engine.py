@@ -280,6 +280,7 @@ def _updates(now_ns: int, news: _News) -> list[StepUpdate]:
                 logprobs=output.logprobs,
                 top_tokens=output.top_tokens,
                 top_logprobs=output.top_logprobs,
+                scores=output.scores,
                 ends=output.ends + (tuple(news.ends) if last else ()),
             )
         )

@@ -47,6 +47,12 @@ def parser() -> argparse.ArgumentParser:
     flag("--port", "TCP port of the public API; 0 picks a free one", type=int, metavar="PORT")
     flag("--metrics-port", "TCP port of Prometheus metrics over HTTP; 0 picks a free one", type=int, metavar="PORT")
     flag(
+        "--frontends",
+        "processes that share the port and take tokenising and streaming off the engine's; 0: none, it does both",
+        type=int,
+        metavar="N",
+    )
+    flag(
         "--worker",
         "address of a worker; may be given several times. dns:///NAME:PORT, or a NAME:PORT with several addresses, "
         "stands for all of them, and is looked up again every 2 seconds",

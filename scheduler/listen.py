@@ -5,6 +5,8 @@ from __future__ import annotations
 import contextlib
 import errno
 import socket
+import tempfile
+from collections.abc import Iterator
 
 _REASONS = {
     errno.EADDRINUSE: "Address already in use; {flag} picks another",
@@ -46,3 +48,26 @@ def check_free(host: str, port: int, flag: str = "--port") -> None:
         cause = (in_use or failures)[0]
         reason = _REASONS.get(cause.errno or 0, cause.strerror or "").format(flag=flag)
         raise ListenError(f"cannot listen on {listen_address(host, port)}: {reason}") from cause
+
+
+@contextlib.contextmanager
+def reserve_port(host: str, port: int) -> Iterator[int]:
+    """Holds a port for processes that will share it, the one that is free if `port` is 0, without listening on it.
+
+    Raises ListenError.
+    """
+    family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+    with socket.socket(family, kind, protocol) as holder:
+        holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+        try:
+            holder.bind(address)
+        except OSError as error:
+            raise ListenError(f"cannot listen on {listen_address(host, port)}: {error.strerror}") from error
+        yield holder.getsockname()[1]
+
+
+@contextlib.contextmanager
+def private_address() -> Iterator[str]:
+    """A place for a server that only processes of this user reach, as gRPC takes it."""
+    with tempfile.TemporaryDirectory(prefix="octavo-") as folder:
+        yield f"unix:{folder}/engine"

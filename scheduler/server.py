@@ -17,14 +17,7 @@ import structlog
 from grpc_health.v1 import health
 from grpc_reflection.v1alpha import reflection
 
-from octavo.serving.v1 import (
-    admin_pb2,
-    admin_pb2_grpc,
-    generation_pb2,
-    generation_pb2_grpc,
-    tokenizer_pb2,
-    tokenizer_pb2_grpc,
-)
+from octavo.serving.v1 import admin_pb2, admin_pb2_grpc
 from scheduler import wire
 from scheduler.assembly import CoreFactory, engine_config, inspected_workers, model_info, read_figures, read_stats
 from scheduler.channel import SERVER_OPTIONS
@@ -33,13 +26,12 @@ from scheduler.engine import Engine
 from scheduler.frontend.admin.service import AdminServicer
 from scheduler.frontend.frontend import Frontend
 from scheduler.frontend.malformed import MalformedRequestInterceptor
-from scheduler.frontend.parsing.choice import ParserDefaults
-from scheduler.frontend.service import GenerationServicer
+from scheduler.frontend.server import SERVICES, add_services, make_frontend
 from scheduler.frontend.tokenizer import Tokenizer
-from scheduler.frontend.tokenizer_service import TokenizerServicer
+from scheduler.frontends.hub import Hub
 from scheduler.health_service import HealthReporter, StartingUp
 from scheduler.inspector import Inspector
-from scheduler.listen import ListenError, check_free, listen_address
+from scheduler.listen import ListenError, check_free, listen_address, private_address, reserve_port
 from scheduler.metrics.collector import FiguresCollector
 from scheduler.metrics.exposition import on_loop, serve_metrics
 from scheduler.roster import Roster
@@ -49,14 +41,7 @@ _WORKER_WAIT_S, _WORKER_POLL_S = 5.0, 0.1
 _LAST_DELTAS_S = 5.0
 _LAST_STATUS_S = 1.0
 _DRAIN_POLL_S = 0.02
-_SERVICES = tuple(
-    module.DESCRIPTOR.services_by_name[name].full_name
-    for module, name in (
-        (generation_pb2, "GenerationService"),
-        (tokenizer_pb2, "TokenizerService"),
-        (admin_pb2, "AdminService"),
-    )
-)
+_SERVICES = (*SERVICES, admin_pb2.DESCRIPTOR.services_by_name["AdminService"].full_name)
 _T = TypeVar("_T")
 
 log = structlog.get_logger()
@@ -82,11 +67,8 @@ async def serve(config: SchedulerConfig, tokenizer: Tokenizer) -> int:
     """
     check_free(config.host, config.port)
     server = grpc.aio.server(options=SERVER_OPTIONS, interceptors=(MalformedRequestInterceptor(),))
-    address = listen_address(config.host, config.port)
-    try:
-        port = server.add_insecure_port(address)
-    except RuntimeError as error:
-        raise ListenError(f"cannot listen on {address}: {error}") from error
+    cleanup = contextlib.ExitStack()
+    port, hub = _bind_public(config, server, cleanup)
     signals = _Signals()
     roster = Roster(config.worker)
     try:
@@ -94,43 +76,49 @@ async def serve(config: SchedulerConfig, tokenizer: Tokenizer) -> int:
         server.add_generic_rpc_handlers((starting,))
         reflection.enable_server_reflection((*_SERVICES, health.SERVICE_NAME, reflection.SERVICE_NAME), server)
         await server.start()
-        log.info("listening", host=config.host, port=port)
+        if hub is not None:
+            await hub.start()
+        log.info("listening", host=config.host, port=port, frontends=config.frontends)
         first = await _unless(signals.drain, _first_worker(roster))
         if first is None:
             return 0
         address, capacity = first
         model = model_info(config, capacity, tokenizer)
-        with contextlib.ExitStack() as cleanup:
-            engine = Engine(
-                engine_config(config, model.max_model_len),
-                capacity.config_digest,
-                cleanup.enter_context(CoreFactory(config)),
-                on_health=health_reporter.set,
-            )
-            engine.join(address, capacity)
-            frontend = Frontend(
-                tokenizer=tokenizer,
-                model=model,
-                send=engine.send,
-                why_unavailable=lambda: engine.why_not_connected,
-                max_preparing=config.max_num_waiting,
-                parsers=ParserDefaults(tool_call=config.tool_call_parser, reasoning=config.reasoning_parser),
-            )
-            read = on_loop(lambda: read_figures(engine, frontend.metrics()))
-            collector = FiguresCollector(model.served_model_name, read)
-            cleanup.enter_context(serve_metrics(config.host, config.metrics_port, collector))
-            _add_services(server, engine, frontend, log_prompts=config.log_prompts)
-            starting.ready = True
-            log.info("serving", model=model.served_model_name)
-            running = asyncio.create_task(_run(engine, roster, address, frontend))
-            await _unless(signals.drain, asyncio.shield(running))
-            health_reporter.drain()
-            return await _drain(config, server, engine, frontend, running, signals)
+        engine = Engine(
+            engine_config(config, model.max_model_len),
+            capacity.config_digest,
+            cleanup.enter_context(CoreFactory(config)),
+            on_health=health_reporter.set,
+        )
+        engine.join(address, capacity)
+
+        def why() -> str:
+            return engine.why_not_connected
+
+        local = make_frontend(config, model, tokenizer, engine.send, why_unavailable=why)
+        frontend = local if hub is None else hub
+        if hub is not None:
+            await hub.serve(model, engine.send, why_unavailable=why)
+        else:
+            add_services(server, local, config)
+        read = on_loop(lambda: read_figures(engine, frontend.metrics()))
+        collector = FiguresCollector(model.served_model_name, read)
+        cleanup.enter_context(serve_metrics(config.host, config.metrics_port, collector))
+        inspector = Inspector(lambda: inspected_workers(engine), frontend.requests)
+        admin = AdminServicer(lambda: read_stats(engine), inspector, local, engine.steps)
+        admin_pb2_grpc.add_AdminServiceServicer_to_server(admin, server)
+        starting.ready = True
+        log.info("serving", model=model.served_model_name)
+        running = asyncio.create_task(_run(engine, roster, address, frontend))
+        await _unless(signals.drain, asyncio.shield(running))
+        health_reporter.drain()
+        return await _drain(config, server, engine, frontend, running, signals)
     finally:
         await server.stop(None)
+        cleanup.close()
 
 
-async def _run(engine: Engine, roster: Roster, first: str, frontend: Frontend) -> None:
+async def _run(engine: Engine, roster: Roster, first: str, frontend: Frontend | Hub) -> None:
     """The engine and the workers that come and go, until cancelled or until one of the two fails."""
     follow = roster.follow((first,), engine.join, engine.leave)
     tasks = [asyncio.create_task(work) for work in (engine.run(frontend.deliver), follow)]
@@ -144,21 +132,33 @@ async def _run(engine: Engine, roster: Roster, first: str, frontend: Frontend) -
         await asyncio.wait(tasks)
 
 
-def _add_services(server: grpc.aio.Server, engine: Engine, frontend: Frontend, *, log_prompts: bool) -> None:
-    generation_pb2_grpc.add_GenerationServiceServicer_to_server(
-        GenerationServicer(frontend, log_prompts=log_prompts), server
-    )
-    tokenizer_pb2_grpc.add_TokenizerServiceServicer_to_server(TokenizerServicer(frontend), server)
-    inspector = Inspector(lambda: inspected_workers(engine), frontend.requests)
-    admin = AdminServicer(lambda: read_stats(engine), inspector, frontend, engine.steps)
-    admin_pb2_grpc.add_AdminServiceServicer_to_server(admin, server)
+def _bind_public(
+    config: SchedulerConfig, server: grpc.aio.Server, cleanup: contextlib.ExitStack
+) -> tuple[int, Hub | None]:
+    """The public port: the server's own, or that of the hub's front ends, which pass on to it. Raises ListenError."""
+    if not config.frontends:
+        return _bind(server, listen_address(config.host, config.port)), None
+    port = cleanup.enter_context(reserve_port(config.host, config.port))
+    engine_address = cleanup.enter_context(private_address())
+    _bind(server, engine_address)
+    hub = Hub(config, port, engine_address)
+    cleanup.callback(hub.kill)
+    return port, hub
+
+
+def _bind(server: grpc.aio.Server, address: str) -> int:
+    """The port. Raises ListenError."""
+    try:
+        return server.add_insecure_port(address)
+    except RuntimeError as error:
+        raise ListenError(f"cannot listen on {address}: {error}") from error
 
 
 async def _drain(
     config: SchedulerConfig,
     server: grpc.aio.Server,
     engine: Engine,
-    frontend: Frontend,
+    frontend: Frontend | Hub,
     running: asyncio.Task[None],
     signals: _Signals,
 ) -> int:
@@ -170,7 +170,7 @@ async def _drain(
         if running.done():
             running.result()
         await asyncio.sleep(_DRAIN_POLL_S)
-    lost = frontend.shut_down()
+    lost = await frontend.shut_down()
     for request_id in lost:
         log.error("request lost", request_id=request_id, why="second signal" if signals.stop.is_set() else "grace over")
     engine.steps.close()

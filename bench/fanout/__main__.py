@@ -1,9 +1,9 @@
 """`python -m bench.fanout`: 500 streams of one token in 10 ms each, for a minute.
 
-A fake worker sets the pace; scheduler, front ends and wire are the real ones. One line of JSON per configuration goes
-to standard output and to bench/results/fanout.jsonl: delivered tokens per second, CPU of the scheduler's processes per
-delivered token, tokens per message, how far the steps fell behind the pace, and memory at the start and the end of the
-steady time. Fails if a token is lost, doubled or out of order.
+A fake worker sets the pace; scheduler, front ends and wire are the real ones. One line of JSON goes to standard output
+and to bench/results/fanout.jsonl: delivered tokens per second (the pace is 50,000), CPU of the scheduler's processes
+per delivered token, tokens per message, and memory at the start and the end of the steady time, in which the ids of
+live sequences grow by about 40 bytes per token. Fails if a token is lost, doubled or out of order.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -58,8 +58,8 @@ class Processes:
         ) / (1 << 20)
 
 
-def measure(arguments: argparse.Namespace, scheduler_args: Sequence[str]) -> dict[str, Any]:
-    """One run of all streams."""
+def measure(arguments: argparse.Namespace, scheduler_args: Sequence[str]) -> Iterator[dict[str, Any]]:
+    """All streams, as often as asked, from one scheduler."""
     worker = subprocess.Popen(
         [
             *(sys.executable, "-m", "bench.fake_worker"),
@@ -83,7 +83,8 @@ def measure(arguments: argparse.Namespace, scheduler_args: Sequence[str]) -> dic
                 stderr=log,
             )
             _wait_serving(port)
-            return _deliver(arguments, port, Processes(scheduler.pid))
+            for _ in range(arguments.rounds):
+                yield _deliver(arguments, port, Processes(scheduler.pid))
         finally:
             for process in filter(None, (scheduler, worker)):
                 process.kill()
@@ -91,7 +92,34 @@ def measure(arguments: argparse.Namespace, scheduler_args: Sequence[str]) -> dic
             sys.stderr.write(Path(log.name).read_text())
 
 
-def _deliver(arguments: argparse.Namespace, port: int, processes: Processes) -> dict[str, Any]:
+def measure_bare(arguments: argparse.Namespace) -> dict[str, Any]:
+    """The same of a server that only sends (`bench.fanout.bare_server`): whole run, begin and end included."""
+    command = [sys.executable, "-m", "bench.fanout.bare_server", "--steps-per-second", str(arguments.steps_per_second)]
+    server = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+    try:
+        assert server.stdout is not None
+        processes, begin_s = Processes(server.pid), time.monotonic()
+        port, (begin_cpu,) = int(server.stdout.readline()), processes.cpu_s()
+        received = _run_streams(arguments, port)
+        seconds, (end_cpu,) = time.monotonic() - begin_s, processes.cpu_s()
+    finally:
+        server.kill()
+        server.wait()
+    tokens = sum(map(_num_tokens, received))
+    return {
+        "server": "bare grpc.aio",
+        "streams": arguments.streams,
+        "steps_per_second_asked": arguments.steps_per_second,
+        "tokens_per_s": round(tokens / seconds),
+        "cpu_us_per_token": round(1e6 * (end_cpu - begin_cpu) / tokens, 2),
+        "cpu_share_of_each_process": [round((end_cpu - begin_cpu) / seconds, 2)],
+        **_messages(received),
+        "seconds": round(seconds, 1),
+    }
+
+
+def _run_streams(arguments: argparse.Namespace, port: int) -> list[Received]:
+    """What all streams brought, checked."""
     num_tokens = int(arguments.seconds * arguments.steps_per_second)
     asked = sampling_pb2.SamplingParams(temperature=0, max_tokens=num_tokens, ignore_eos=True)
     requests = [
@@ -99,6 +127,18 @@ def _deliver(arguments: argparse.Namespace, port: int, processes: Processes) -> 
         for index in range(arguments.streams)
     ]
     share = arguments.connections
+    connections = [Connection(port, requests[place::share]) for place in range(share)]
+    try:
+        run(connections, 20 * arguments.seconds + 60)
+        received = [one for connection in connections for one in connection.received()]
+    finally:
+        for connection in connections:
+            connection.close()
+    _check(received, num_tokens)
+    return received
+
+
+def _deliver(arguments: argparse.Namespace, port: int, processes: Processes) -> dict[str, Any]:
     samples: list[tuple[float, list[float], float, int]] = []
     stop = threading.Event()
 
@@ -110,28 +150,33 @@ def _deliver(arguments: argparse.Namespace, port: int, processes: Processes) -> 
 
     watching = threading.Thread(target=sample)
     watching.start()
-    connections = [Connection(port, requests[place::share]) for place in range(share)]
     try:
-        run(connections, 20 * arguments.seconds + 60)
+        received = _run_streams(arguments, port)
     finally:
         stop.set()
         watching.join()
-    received = [one for connection in connections for one in connection.received()]
-    _check(received, num_tokens)
-    steady = samples[len(samples) // 10 + 1 : -max(1, len(samples) // 10)]
-    (begin_s, begin_cpu, begin_mb, begin_tokens), (end_s, end_cpu, end_mb, end_tokens) = steady[0], steady[-1]
+    # Tokens stop to grow when the last is generated; the streams go on until it is delivered.
+    generating = [one for one in samples if samples[0][3] < one[3] < samples[-1][3]]
+    (begin_s, begin_cpu, begin_mb, begin_tokens), (end_s, end_cpu, end_mb, end_tokens) = generating[0], generating[-1]
     tokens = end_tokens - begin_tokens
     cpus = [end - begin for begin, end in zip(begin_cpu, end_cpu, strict=True)]
     return {
+        "server": "octavo",
         "streams": arguments.streams,
         "steps_per_second_asked": arguments.steps_per_second,
         "tokens_per_s": round(tokens / (end_s - begin_s)),
         "cpu_us_per_token": round(1e6 * sum(cpus) / tokens, 2),
         "cpu_share_of_each_process": [round(cpu / (end_s - begin_s), 2) for cpu in cpus],
-        "tokens_per_message": round(sum(map(_num_tokens, received)) / sum(one.messages for one in received), 2),
-        "largest_message_tokens": max(one.largest for one in received),
+        **_messages(received),
         "resident_mb": [round(begin_mb, 1), round(end_mb, 1)],
         "seconds": round(end_s - begin_s, 1),
+    }
+
+
+def _messages(received: Sequence[Received]) -> dict[str, Any]:
+    return {
+        "tokens_per_message": round(sum(map(_num_tokens, received)) / sum(one.messages for one in received), 2),
+        "largest_message_tokens": max(one.largest for one in received),
     }
 
 
@@ -170,20 +215,23 @@ def main() -> None:
     parser.add_argument("--steps-per-second", type=float, default=100)
     parser.add_argument("--seconds", type=float, default=60)
     parser.add_argument("--connections", type=int, default=10)
+    parser.add_argument("--bare", action="store_true", help="measure a server that only sends, in place of Octavo")
+    parser.add_argument("--rounds", type=int, default=1, help="of one scheduler, to see whether its memory comes back")
     parser.add_argument("scheduler", nargs="*", help="flags of the scheduler, after --")
     arguments = parser.parse_args()
-    figures = measure(arguments, arguments.scheduler)
-    line = {
+    machine = {
         "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
         "cpus": os.cpu_count(),
         "python": platform.python_version(),
         "flags": " ".join(arguments.scheduler),
-        **figures,
     }
-    print(json.dumps(line), flush=True)
     _RESULTS.parent.mkdir(parents=True, exist_ok=True)
-    with _RESULTS.open("a") as file:
-        file.write(json.dumps(line) + "\n")
+    runs = [measure_bare(arguments)] if arguments.bare else measure(arguments, arguments.scheduler)
+    for figures in runs:
+        line = json.dumps(machine | {"load": round(os.getloadavg()[0], 1)} | figures)
+        print(line, flush=True)
+        with _RESULTS.open("a") as file:
+            file.write(line + "\n")
 
 
 if __name__ == "__main__":

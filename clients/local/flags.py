@@ -37,6 +37,7 @@ SCHEDULER = (
     _flag("--enable-prefix-caching", None, "reuse the blocks of equal prompt beginnings"),
     _flag("--no-enable-prefix-caching", None, "do not"),
     _flag("--max-num-waiting", "N", "sequences that wait, before more are refused"),
+    _flag("--frontends", "N", "processes that tokenise and stream"),
     _flag("--max-num-waiting-tokens", "N", "prompt tokens that wait, before more are refused"),
     _flag("--max-plans-in-flight", "N", "plans sent before a result is back"),
     _flag("--scheduling-policy", "POLICY", "order of service"),

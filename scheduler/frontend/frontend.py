@@ -16,7 +16,8 @@ import asyncio
 import itertools
 import random
 import time
-from collections.abc import AsyncIterator, Callable
+from collections import Counter
+from collections.abc import AsyncIterator, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from dataclasses import replace
@@ -41,6 +42,7 @@ from scheduler.frontend.parsing.choice import NO_PARSERS, ParserDefaults, choose
 from scheduler.frontend.prompts import EncodedPrompt, encode_prompt, prompt_size
 from scheduler.frontend.request import GenerateInput, Prompt
 from scheduler.frontend.stream import Stream
+from scheduler.frontend.structured_output import GrammarChecker
 from scheduler.frontend.tokenizer import Tokenizer
 from scheduler.frontend.turns import Turns
 from scheduler.frontend.validation import ValidatedRequest, validate
@@ -59,7 +61,8 @@ class Frontend:
 
     send: hands a message to the engine; must not block, and is called on the event loop. clock_ns: the engine's clock.
     why_unavailable: what is known of why there is no worker, for those whose request fails over it; may be empty.
-    max_preparing: requests that are being tokenised, or wait to be, before more are refused.
+    max_preparing: requests that are being tokenised, or wait to be, before more are refused. sequence_ids: gives the
+    sequences their ids, 1 and on by default.
     parsers: how tool calls and reasoning are found in the output of chats that do not say.
     """
 
@@ -72,6 +75,7 @@ class Frontend:
         clock_ns: Callable[[], int] = time.monotonic_ns,
         why_unavailable: Callable[[], str] = str,
         max_preparing: int = 4096,
+        sequence_ids: Iterator[int] | None = None,
         parsers: ParserDefaults = NO_PARSERS,
     ) -> None:
         self.tokenizer = tokenizer
@@ -86,9 +90,11 @@ class Frontend:
         self._requests: dict[str, Stream | None] = {}
         # By sequence id: its stream, and its index there.
         self._places: dict[int, tuple[Stream, int]] = {}
-        self._sequence_ids = itertools.count(1)
+        self._sequence_ids = itertools.count(1) if sequence_ids is None else sequence_ids
         self._seeds = random.Random()
         self._threads = ThreadPoolExecutor(_TOKENISING_THREADS, thread_name_prefix="tokenise")
+        special_tokens = [tokenizer.token_bytes[token_id] for token_id in sorted(tokenizer.special_token_ids)]
+        self._grammars = GrammarChecker(special_tokens)
         self._draining = False
         self._num_open = 0
         self._metrics = RequestMetrics()
@@ -121,7 +127,7 @@ class Frontend:
         """Refuses new requests from now on; the live ones go on."""
         self._draining = True
 
-    def shut_down(self) -> list[str]:
+    async def shut_down(self) -> list[str]:
         """Ends all requests that are not over, as those of a server that stops. Returns the ids of all that are lost:
         those, and others whose output has not been taken."""
         self._draining = True
@@ -152,7 +158,7 @@ class Frontend:
             stream = await self._admit(request, arrival_ns, deadline_ns)
             self._open.add(stream)
             try:
-                self._send(Add(specs=stream.specs))
+                self._send(Add(specs=stream.specs, request_id=stream.request_id, arrival_ns=arrival_ns))
                 yield stream
             finally:
                 self._open.discard(stream)
@@ -163,7 +169,7 @@ class Frontend:
     def deliver(self, update: StepUpdate) -> None:
         """Takes what one step brought. Sequences that are no longer live here are ignored."""
         now_ns, places = update.now_ns, self._places
-        gaps_ns: dict[int, int] = {}  # times that each came up; few differ within a step
+        before_ns: list[int] = []  # when the last tokens of those that have one now came
         for started in update.started:
             if (place := places.get(started.sequence_id)) is not None:
                 stream, index = place
@@ -175,15 +181,21 @@ class Frontend:
                 self.count_refused(status_of(error).reason)
                 stream.push_error(error)
                 self._release(stream)
+        for scores in update.scores:
+            if (place := places.get(scores.sequence_id)) is not None:
+                place[0].push_scores(scores)
         for column, (sequence_id, token_id) in enumerate(zip(update.sequence_ids, update.token_ids, strict=True)):
             if (place := places.get(sequence_id)) is not None:
                 stream, index = place
-                stopped = stream.push_token(index, token_id, now_ns, gaps_ns)
+                stopped = stream.push_token(index, token_id, now_ns, before_ns)
                 if update.logprobs:
                     stream.push_logprob(index, token_id, update.logprobs[column], _top(update, column))
                 if stopped:
                     self._finish(sequence_id, stream, index)
-        self._metrics.inter_token_latency.observe_ns(gaps_ns)
+        # Counted in one go: nearly all in a step have waited for equally long.
+        counts = Counter(before_ns)
+        del counts[0]
+        self._metrics.inter_token_latency.observe_ns({now_ns - then_ns: count for then_ns, count in counts.items()})
         self._deliver_ends(update)
 
     def _finish(self, sequence_id: int, stream: Stream, index: int) -> None:
@@ -221,6 +233,8 @@ class Frontend:
 
     async def _prepare(self, request: GenerateInput, arrival_ns: int, deadline_ns: int | None) -> Stream:
         prompt = await self.encode(request.prompt)
+        can_end = self.tokenizer.has_text and bool(self.tokenizer.eos_token_ids)
+        grammar = await self._grammars.check(request.sampling, can_end=can_end)
         validated = validate(
             request,
             prompt,
@@ -228,6 +242,8 @@ class Frontend:
             eos_token_ids=self.tokenizer.eos_token_ids,
             defaults=self.tokenizer.sampling_defaults,
             has_text=self.tokenizer.has_text,
+            encode=partial(self.tokenizer.encode, special_tokens=False) if self.tokenizer.has_text else None,
+            grammar=grammar,
         )
         specs = self._specs(validated, deadline_ns)
         parsers = choose_parsers(request, prompt, self._parsers)
@@ -257,7 +273,7 @@ class Frontend:
         return await asyncio.get_running_loop().run_in_executor(self._threads, work)
 
     def _specs(self, validated: ValidatedRequest, deadline_ns: int | None) -> tuple[SequenceSpec, ...]:
-        """One per sequence: sequence i draws as one alone with seed + i would."""
+        """One per sequence: sequence i draws as one alone with seed + i would. The first scores the prompt for all."""
         first = SequenceSpec(
             sequence_id=next(self._sequence_ids),
             prompt=validated.prompt,
@@ -271,8 +287,14 @@ class Frontend:
             cache_salt=validated.cache_salt,
             deadline_ns=deadline_ns,
         )
+        sampling = replace(first.sampling, num_prompt_logprobs=None) if validated.n > 1 else first.sampling
         others = (
-            replace(first, sequence_id=next(self._sequence_ids), seed=(first.seed + index) % (1 << _SEED_BITS))
+            replace(
+                first,
+                sequence_id=next(self._sequence_ids),
+                seed=(first.seed + index) % (1 << _SEED_BITS),
+                sampling=sampling,
+            )
             for index in range(1, validated.n)
         )
         return (first, *others)

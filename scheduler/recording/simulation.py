@@ -13,7 +13,7 @@ did gets a token that ends nothing, until it is cancelled or reaches max_tokens.
 from __future__ import annotations
 
 from collections import Counter, deque
-from typing import Any
+from typing import Any, Final
 
 from scheduler.core.config import CoreConfig
 from scheduler.core.plan import StepPlan
@@ -21,6 +21,7 @@ from scheduler.core.preemption_policy import Rates
 from scheduler.core.result import EndReason, RowFlag, StepResult
 from scheduler.core.scheduler import Scheduler
 from scheduler.core.sequence import SequenceSpec
+from scheduler.core.settle import END_OF_FLAG
 from scheduler.recording.replay import Observer, perform
 from scheduler.recording.step_model import ShapeTracker, StepModel, num_swapped_blocks
 from scheduler.recording.verbs import (
@@ -41,6 +42,7 @@ from scheduler.recording.verbs import (
 from scheduler.recording.workload import Workload
 
 _FOREVER_NS = 1 << 62
+_FLAG_OF_END: Final = {end: flag for flag, end in END_OF_FLAG.items()}
 
 
 class SimulatedWorker:
@@ -62,10 +64,10 @@ class SimulatedWorker:
         num_sampled, tokens, flags = [], [], []
         for row, samples in zip(plan.rows, plan.max_samples, strict=True):
             place = self._rows[row]
-            fails = bool(samples) and self._fails_at(*place)
-            flags.append(RowFlag.NON_FINITE if fails else RowFlag.OK)
-            num_sampled.append(samples if not fails else 0)
-            if samples and not fails:
+            flag = self._flag_at(*place) if samples else RowFlag.OK
+            flags.append(flag)
+            num_sampled.append(samples if flag is RowFlag.OK else 0)
+            if samples and flag is RowFlag.OK:
                 tokens.append(self._token_at(*place))
             place[1] += samples
         return StepResult(
@@ -83,9 +85,10 @@ class SimulatedWorker:
         stops = self._specs[sequence_id].stop_token_ids
         return next(token for token in range(len(stops) + 1) if token not in stops)
 
-    def _fails_at(self, sequence_id: int, index: int) -> bool:
-        failed = self._workload.ends.get(sequence_id) is EndReason.NON_FINITE
-        return failed and index == len(self._workload.tokens.get(sequence_id, ()))
+    def _flag_at(self, sequence_id: int, index: int) -> RowFlag:
+        end = self._workload.ends.get(sequence_id)
+        at_end = index == len(self._workload.tokens.get(sequence_id, ()))
+        return _FLAG_OF_END.get(end, RowFlag.OK) if at_end and end is not None else RowFlag.OK
 
 
 class Simulation:

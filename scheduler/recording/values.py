@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import MISSING, fields, is_dataclass
+from dataclasses import MISSING, fields, is_dataclass, replace
 from typing import Any
 
 from scheduler.core.config import CoreConfig
@@ -87,11 +87,12 @@ def pack_result(packer: Packer, result: StepResult) -> None:
     packer.unsigned(len(result.logprobs))
     packer.unsigned(len(result.top_tokens))
     packer.unsigned(len(result.top_logprobs))
+    packer.column(result.num_scored)
 
 
 def unpack_result(unpacker: Unpacker) -> StepResult:
     """As `pack_result`, with zeros for log-probabilities."""
-    return StepResult(
+    result = StepResult(
         epoch=unpacker.unsigned(),
         step_id=unpacker.unsigned(),
         execute_ns=unpacker.unsigned(),
@@ -101,7 +102,9 @@ def unpack_result(unpacker: Unpacker) -> StepResult:
         logprobs=(0.0,) * unpacker.unsigned(),
         top_tokens=((),) * unpacker.unsigned(),
         top_logprobs=((),) * unpacker.unsigned(),
+        num_scored=unpacker.column(),
     )
+    return replace(result, scored_logprobs=(0.0,) * sum(result.num_scored))
 
 
 def pack_reason(packer: Packer, reason: EndReason) -> None:

@@ -20,6 +20,7 @@ import pytest
 
 from clients import Client
 from tests.integration.processes import WAIT_CAP_S, child_environment, free_port, wait_until
+from tests.integration.scrape import Scrape
 from tests.oracle.lookup import LookupOracle
 
 CYCLE = {100: 101, 101: 100}
@@ -138,18 +139,22 @@ def works(target: str) -> bool:
         return client.complete(token_ids=[100], temperature=0, max_tokens=3).token_ids == (101, 100, 101)
 
 
-def test_addresses_come_from_the_file(model: Path, tmp_path: Path) -> None:
+def test_addresses_come_from_the_file_and_metrics_ports_from_the_command_line(model: Path, tmp_path: Path) -> None:
     file = tmp_path / "octavo.yaml"
     port, worker_port = free_port(), free_port()
     file.write_text(
         f"scheduler:\n  host: localhost\n  port: {port}\n  worker: nowhere:1\n"
         f"worker:\n  host: 0.0.0.0\n  port: {worker_port}\n"
     )
-    with serving(model, tmp_path, where=[f"--config={file}"]) as serve:
+    ports = free_port(), free_port()
+    metrics = [f"--metrics-port={ports[0]}", f"--worker-metrics-port={ports[1]}"]
+    with serving(model, tmp_path, where=[f"--config={file}", *metrics]) as serve:
         assert serve.target == f"localhost:{port}"
         assert works(serve.target)
         with Client(serve.target) as client:
             assert client.stats().worker.address == f"127.0.0.1:{worker_port}"
+        assert Scrape.of(ports[0]).value("vllm:generation_tokens_total") == 3
+        assert Scrape.of(ports[1]).value("octavo:worker_model_loaded") == 1
 
 
 def test_ipv6_addresses_are_served_in_brackets(model: Path, tmp_path: Path) -> None:

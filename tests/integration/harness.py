@@ -27,7 +27,7 @@ CALL_CAP_S = 120.0
 def collect(stream: DeltaStream) -> Completion:
     """The whole answer of a stream, to its end."""
     deltas = list(stream)
-    return join(stream.request_id, deltas, stream.usage)
+    return join(stream.request_id, deltas, stream.usage, stream.prompt_token_ids, stream.prompt_logprobs)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

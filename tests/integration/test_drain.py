@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from clients import DeltaStream, FinishReason, UnavailableError
+from clients import Delta, DeltaStream, FinishReason, UnavailableError
 from tests.integration.harness import Cluster, cluster, collect
 from tests.integration.processes import wait_until
 
@@ -17,19 +17,20 @@ NUM_ROWS = 3
 
 
 @contextlib.contextmanager
-def busy(model: Path, logs: Path, *scheduler_args: str) -> Iterator[tuple[Cluster, list[DeltaStream], DeltaStream]]:
-    """Three running streams and one that waits for a row."""
+def busy(
+    model: Path, logs: Path, *scheduler_args: str
+) -> Iterator[tuple[Cluster, dict[DeltaStream, Delta], DeltaStream]]:
+    """Three running streams with the first delta of each, and one that waits for a row."""
     args = ["--max-num-seqs", str(NUM_ROWS), *scheduler_args]
     with cluster(model, logs, worker_args=["--num-gpu-blocks-override", "512"], scheduler_args=args) as server:
         running = [
             server.generate(f"running {index}", request_id=f"running-{index}", max_tokens=1200, ignore_eos=True)
             for index in range(NUM_ROWS)
         ]
-        for stream in running:
-            next(stream)
+        firsts = {stream: next(stream) for stream in running}
         queued = server.generate("queued", request_id="queued", max_tokens=5, ignore_eos=True)
         server.wait_for(lambda stats: stats.queues.waiting == 1, "one waits")
-        yield server, running, queued
+        yield server, firsts, queued
 
 
 def events(server: Cluster) -> list[dict[str, object]]:
@@ -43,9 +44,10 @@ def test_sigterm_lets_running_and_queued_ones_end_and_refuses_new_ones(uniform_m
         with pytest.raises(UnavailableError) as refused:
             server.complete("new", max_tokens=1)
         assert (refused.value.reason, refused.value.retry_after) == ("DRAINING", 1.0)
-        for stream in running:
+        for stream, first in running.items():
             rest = collect(stream)
-            assert (len(rest.token_ids), rest.finish_reason) == (1199, FinishReason.LENGTH)
+            assert len(first.token_ids) + len(rest.token_ids) == 1200
+            assert rest.finish_reason is FinishReason.LENGTH
         assert len(collect(queued).token_ids) == 5
         assert server.scheduler.wait() == 0
         assert events(server)[-1]["lost"] == 0

@@ -13,7 +13,7 @@ from google.protobuf.message_factory import GetMessageClass
 from grpc_health.v1 import health_pb2
 from grpc_reflection.v1alpha import reflection_pb2
 
-from octavo.serving.v1 import admin_pb2, generation_pb2
+from octavo.serving.v1 import admin_pb2, generation_pb2, tokenizer_pb2
 from octavo.worker.v1alpha1 import worker_pb2
 from tests.integration.fuzzing import Method, fuzzed, methods
 from tests.integration.harness import Cluster, cluster
@@ -21,6 +21,7 @@ from tests.integration.processes import REPOSITORY, ServiceProcess
 
 SERVING = [
     generation_pb2.DESCRIPTOR.services_by_name["GenerationService"],
+    tokenizer_pb2.DESCRIPTOR.services_by_name["TokenizerService"],
     admin_pb2.DESCRIPTOR.services_by_name["AdminService"],
 ]
 STEPPING = [worker_pb2.DESCRIPTOR.services_by_name["WorkerService"]]

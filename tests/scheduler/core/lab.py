@@ -59,7 +59,10 @@ class Lab:
         self.live: dict[int, SequenceSpec] = {}
         """Sequences that must be live, in order of arrival."""
         self.outputs: dict[int, list[int]] = {}
+        self.scored: dict[int, int] = {}
+        """Prompt tokens that have their logprobs, of sequences that asked for them."""
         self.ends: dict[int, End] = {}
+        self.num_dropped = 0
         self.records: list[Record] = []
         self.undelivered: deque[StepResult] = deque()
         self.stale: deque[StepResult] = deque()
@@ -103,6 +106,17 @@ class Lab:
         else:
             assert isinstance(answer, End) and answer.reason is reason
             self._end(answer)
+
+    def stop(self, sequence_id: int, num_dropped: int) -> None:
+        """A stop string ends a sequence; the last num_dropped of its tokens came past it. Needs a live sequence with
+        more tokens than that."""
+        output = self.outputs[sequence_id]
+        kept = len(output) - num_dropped
+        answer = self._call(lambda core: core.finish(sequence_id, EndReason.STOP, kept))
+        assert answer == End(sequence_id=sequence_id, reason=EndReason.STOP, num_output_tokens=kept)
+        self._end(answer._replace(reason=EndReason.ABORT, num_output_tokens=len(output)))
+        self.ends[sequence_id] = answer
+        self.num_dropped += num_dropped
 
     def expire(self, now_ns: int) -> None:
         """Lets the clock reach now_ns; exactly the live sequences with an earlier or equal deadline end."""
@@ -273,7 +287,9 @@ class Lab:
         counters = self.core.counters
         booked = counters.kept_tokens + counters.recomputed_tokens + counters.wasted_tokens
         assert counters.computed_tokens == booked
-        assert counters.generated_tokens == sum(len(output) for output in self.outputs.values())
+        # Dropped tokens are taken off as soon as others come.
+        generated = sum(len(output) for output in self.outputs.values())
+        assert generated - self.num_dropped <= counters.generated_tokens <= generated
         assert counters.finished == len(self.ends)
 
     def check_empty(self) -> None:
@@ -321,6 +337,12 @@ class Lab:
             assert sequence_id in self.live, "a token after the end"
             self.outputs[sequence_id].append(token)
         assert len(set(output.sequence_ids)) == len(output.sequence_ids)
+        for scores in output.scores:
+            assert scores.sequence_id in self.live, "logprobs after the end"
+            before = self.scored.get(scores.sequence_id, 0)
+            # The toy worker's logprob of a token is its position: each comes once, and in order.
+            assert list(scores.logprobs) == list(range(before + 1, before + 1 + len(scores.logprobs)))
+            self.scored[scores.sequence_id] = before + len(scores.logprobs)
         for end in output.ends:
             if end.reason is EndReason.LENGTH:
                 assert end.num_output_tokens == self._max_tokens(self.live[end.sequence_id])
@@ -340,6 +362,11 @@ class Lab:
         max_tokens = len(output) if spec.open_ended and end.reason is EndReason.LENGTH else spec.max_tokens
         undisturbed, reason = toy_model.generate(replace(spec, max_tokens=max_tokens))
         assert end.num_output_tokens == len(output)
+        scored = self.scored.pop(end.sequence_id, 0)
+        if spec.sampling.num_prompt_logprobs is None:
+            assert scored == 0
+        elif output:
+            assert scored == len(spec.prompt) - 1
         if end.reason in (EndReason.STOP, EndReason.LENGTH):
             assert (output, end.reason) == (undisturbed, reason)
             assert end.stop_token_id == (output[-1] if reason is EndReason.STOP else None)

@@ -19,7 +19,7 @@ from hypothesis.stateful import (
 
 from scheduler.core.config import CoreConfig
 from scheduler.core.result import EndReason
-from scheduler.core.sequence import SequenceSpec
+from scheduler.core.sequence import Sampling, SequenceSpec
 from tests.scheduler.core import toy_model
 from tests.scheduler.core.lab import Lab
 
@@ -127,6 +127,8 @@ class CoreMachine(RuleBasedStateMachine):
                     priority=priority,
                     cache_salt=salt,
                     deadline_ns=None if patience_ns is None else self.now_ns + patience_ns,
+                    # Of the sequences of one request, the first has the prompt scored for all.
+                    sampling=Sampling(num_prompt_logprobs=0 if seed == 3 and not (together and copy) else None),
                 )
             )
         if together:
@@ -136,10 +138,15 @@ class CoreMachine(RuleBasedStateMachine):
                 self._lab.add(spec)
 
     @precondition(lambda self: self.next_id)
-    @rule(which=st.integers(0, 30))
-    def abort(self, which: int) -> None:
-        """Any sequence that ever was, so often one that has ended."""
-        self._lab.finish(1 + which % self.next_id, EndReason.ABORT)
+    @rule(which=st.integers(0, 30), num_dropped=st.none() | st.integers(0, 2))
+    def end(self, which: int, num_dropped: int | None) -> None:
+        """Any sequence that ever was, so often one that has ended: its caller leaves, or a stop string is found."""
+        sequence_id = 1 + which % self.next_id
+        if num_dropped is not None and len(self._lab.outputs.get(sequence_id, ())) > num_dropped:
+            if sequence_id in self._lab.live:
+                self._lab.stop(sequence_id, num_dropped)
+        else:
+            self._lab.finish(sequence_id, EndReason.ABORT)
 
     @precondition(lambda self: self.lab and self.lab.core.num_waiting)
     @rule(which=st.integers(0, 30), deaths=st.sampled_from((0, 0, 1, 2)), at_once=st.booleans())

@@ -243,7 +243,7 @@ def test_chat_and_text_prompts_are_tokenised(run: Run) -> None:
 
 def test_all_violations_come_in_one_bad_request(run: Run) -> None:
     async def test(service: Service) -> None:
-        request = ids(1, 999, temperature=3.0, top_p=0.0, max_tokens=0, n=0, logit_bias={5: 1.0}, stop=[""])
+        request = ids(1, 999, temperature=3.0, top_p=0.0, max_tokens=0, n=0, logit_bias={5: 101}, stop=[""])
         request.tenant = "t" * 300
         error, details = await failure(service.generation.Generate(request))
         assert error.code() is grpc.StatusCode.INVALID_ARGUMENT
@@ -259,10 +259,10 @@ def test_all_violations_come_in_one_bad_request(run: Run) -> None:
 
 def test_unset_differs_from_zero(run: Run) -> None:
     async def test(service: Service) -> None:
-        error, _ = await failure(service.generation.Generate(ids(1, prompt_logprobs=0)))
-        assert "prompt_logprobs: is 0, is not supported yet" in str(error.details())
-        error, _ = await failure(service.generation.Generate(ids(1, logit_bias={7: -0.5})))
-        assert 'logit_bias: is {"7": -0.5}, is not supported yet' in str(error.details())
+        error, _ = await failure(service.generation.Generate(ids(1, repetition_penalty=0)))
+        assert "repetition_penalty: is 0.0, must be in (0, 2]" in str(error.details())
+        error, _ = await failure(service.generation.Generate(ids(1, logit_bias={7: -100.5})))
+        assert "logit_bias: has -100.5 for token 7, must be in [-100, 100]" in str(error.details())
         call = service.generation.Generate(ids(1, temperature=0.0, min_tokens=0))
         await service.added(1)
         assert service.engine.added[0].sampling.temperature == 0.0
