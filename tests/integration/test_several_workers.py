@@ -14,6 +14,8 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from clients import AdminClient, Client, Completion, DeltaStream, InternalError
 from clients.results import join
+from scheduler.recording.reader import Recording
+from scheduler.recording.replay import replay
 from tests.integration.checksums import assert_closed_form
 from tests.integration.deadly_worker import FAILS, KILLS
 from tests.integration.harness import EXACT, Cluster, cluster, collect, scheduler_process, worker_process
@@ -31,7 +33,8 @@ PROMPTS = [f"Worker number {index} may die while it reads this " * 2 for index i
 def pair(uniform_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
     """Two workers; every test leaves both serving."""
     logs = tmp_path_factory.mktemp("pair")
-    with cluster(uniform_model, logs, worker_args=POOL, scheduler_args=HASTY, num_workers=2) as running:
+    recorded = [*HASTY, "--record", str(logs / "run.rec")]
+    with cluster(uniform_model, logs, worker_args=POOL, scheduler_args=recorded, num_workers=2) as running:
         yield running
 
 
@@ -125,6 +128,19 @@ def test_both_workers_lost_and_one_back_is_enough(pair: Cluster, undisturbed: li
     pair.workers[0].start()
     pair.wait_connected()
     pair.wait_empty()
+
+
+def test_each_worker_s_recording_replays_by_itself(pair: Cluster) -> None:
+    """All that the tests above did to the two, moves among it."""
+    pair.wait_empty()
+    verbs: set[str] = set()
+    for name in ("run.rec", "run.rec-2"):
+        recording = Recording(pair.scheduler.log.with_name(name))
+        verdict = replay(recording)
+        assert verdict.difference is None
+        assert verdict.num_steps > 0
+        verbs |= {call.verb.name for call in recording.calls()}
+    assert {"add_group", "requeue_all", "withdraw", "adopt"} <= verbs
 
 
 def test_a_killer_costs_three_deaths_and_its_neighbours_nothing(uniform_model: Path, tmp_path: Path) -> None:
