@@ -16,6 +16,7 @@ import grpc
 
 from octavo.worker.v1alpha1 import worker_pb2 as pb
 from octavo.worker.v1alpha1 import worker_pb2_grpc
+from worker.step import PROTOCOL_VERSION
 
 NUM_BLOCKS, BLOCK_SIZE, LOGITS_WIDTH, MAX_MODEL_LEN = 65536, 16, 32768, 8192
 
@@ -43,7 +44,7 @@ class FakeWorker(worker_pb2_grpc.WorkerServiceServicer):
         self, request: pb.GetCapacityRequest, context: grpc.aio.ServicerContext[Any, Any]
     ) -> pb.GetCapacityResponse:
         return pb.GetCapacityResponse(
-            protocol_version=1,
+            protocol_version=PROTOCOL_VERSION,
             world_size=1,
             kv_groups=[pb.KvGroup(num_layers=1, block_size=BLOCK_SIZE, bytes_per_block=1)],
             num_device_blocks=self._num_blocks,

@@ -38,9 +38,12 @@ class AdminClient:
             self._answer(self._admin.ExplainRequest, admin_client.explain_request(request_id))
         )
 
-    def blocks(self, *, state: str = "") -> Iterator[BlockInfo]:
-        """The blocks of the KV cache in order of their numbers. state: "free", "cached" or "referenced"."""
-        pages = self._pages(self._admin.ListBlocks, lambda token: admin_client.list_blocks_request(state, token))
+    def blocks(self, *, state: str = "", worker: str = "") -> Iterator[BlockInfo]:
+        """The blocks of the KV cache in order of their numbers, worker by worker. state: "free", "cached" or
+        "referenced". worker: the address of one, as in the stats."""
+        pages = self._pages(
+            self._admin.ListBlocks, lambda token: admin_client.list_blocks_request(state, worker, token)
+        )
         return (admin_client.block_info(message) for page in pages for message in page.blocks)
 
     def block_table(self, request_id: str, index: int = 0) -> Iterator[BlockInfo]:

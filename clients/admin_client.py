@@ -13,7 +13,7 @@ AdminStub: Final = admin_pb2_grpc.AdminServiceStub
 
 _PAGE_SIZE: Final = 1000
 
-_T = TypeVar("_T", QueueStats, BlockStats, HostBlockStats, CounterStats, WorkerStats, BlockHolder, PrefixDrop)
+_T = TypeVar("_T", QueueStats, BlockStats, HostBlockStats, CounterStats, BlockHolder, PrefixDrop)
 
 
 def stats_request() -> admin_pb2.GetStatsRequest:
@@ -27,9 +27,18 @@ def stats(response: admin_pb2.GetStatsResponse) -> Stats:
         queues=_read(QueueStats, response.queues),
         blocks=_read(BlockStats, response.blocks),
         counters=_read(CounterStats, response.counters),
-        worker=_read(WorkerStats, response.worker),
+        worker=_worker(response.worker),
         host_blocks=_read(HostBlockStats, response.host_blocks),
+        workers=tuple(map(_worker, response.workers)),
     )
+
+
+def _worker(message: admin_pb2.WorkerStats) -> WorkerStats:
+    values = {field.name: getattr(message, field.name) for field in fields(WorkerStats)}
+    values["queues"] = _read(QueueStats, message.queues)
+    values["blocks"] = _read(BlockStats, message.blocks)
+    values["host_blocks"] = _read(HostBlockStats, message.host_blocks)
+    return WorkerStats(**values)
 
 
 def list_requests_request(state: str, tenant: str | None, page_token: str) -> admin_pb2.ListRequestsRequest:
@@ -39,10 +48,10 @@ def list_requests_request(state: str, tenant: str | None, page_token: str) -> ad
     )
 
 
-def list_blocks_request(state: str, page_token: str) -> admin_pb2.ListBlocksRequest:
-    """A page of ListBlocks. state: a name, or "" for all."""
+def list_blocks_request(state: str, worker: str, page_token: str) -> admin_pb2.ListBlocksRequest:
+    """A page of ListBlocks. state: a name, or "" for all. worker: an address, or "" for all."""
     return admin_pb2.ListBlocksRequest(
-        state=_number(admin_pb2.BlockState, state), page_size=_PAGE_SIZE, page_token=page_token
+        state=_number(admin_pb2.BlockState, state), worker=worker, page_size=_PAGE_SIZE, page_token=page_token
     )
 
 

@@ -16,8 +16,8 @@ import grpc.aio
 from clients import admin_client, generation_client, health_client, tokenizer_client
 from clients.channel import OPTIONS
 from clients.errors import OctavoError
-from clients.request import RequestKeywords, make_request
-from clients.results import Completion, Delta, ModelInfo, Tokens, Usage, join
+from clients.request import RequestKeywords, ScoreKeywords, make_request
+from clients.results import Completion, Delta, ModelInfo, ScoredPrompt, TokenLogprob, Tokens, Usage, join
 from clients.stats import Stats
 from clients.status_client import octavo_error
 from clients.tokenizer_client import PromptKeywords
@@ -30,7 +30,7 @@ class AsyncDeltaStream:
     it cancels the call, and the server frees what the request holds. After a close the iteration ends.
 
     request_id: known from the first delta on. usage: known after the last. prompt_token_ids: with echo, from the first
-    delta on.
+    delta on. prompt_logprobs: if asked for, those that have come so far; all have with the first delta.
     """
 
     def __init__(self, call: Any) -> None:
@@ -40,6 +40,7 @@ class AsyncDeltaStream:
         self._closed = False
         self.request_id = ""
         self.usage: Usage | None = None
+        self.prompt_logprobs: list[TokenLogprob] = []
         self.prompt_token_ids: tuple[int, ...] = ()
 
     def __aiter__(self) -> Self:
@@ -63,6 +64,7 @@ class AsyncDeltaStream:
                 raise OctavoError(grpc.StatusCode.CANCELLED, "the client was closed") from None
             self.request_id = piece.request_id
             self.usage = piece.usage
+            self.prompt_logprobs += piece.prompt_logprobs
             self.prompt_token_ids = self.prompt_token_ids or piece.prompt_token_ids
             self._ready.extend(piece.deltas)
         return self._ready.popleft()
@@ -113,7 +115,14 @@ class AsyncClient:
         stream = self.generate(prompt, timeout=timeout, **keywords)
         async with stream:
             deltas = [delta async for delta in stream]
-            return join(stream.request_id, deltas, stream.usage, stream.prompt_token_ids)
+            return join(stream.request_id, deltas, stream.usage, stream.prompt_token_ids, stream.prompt_logprobs)
+
+    async def score_prompt(
+        self, prompt: str | None = None, *, timeout: float | None = None, **keywords: Unpack[ScoreKeywords]
+    ) -> ScoredPrompt:
+        """The log probability of each token of a prompt; nothing is generated. Keywords: those of `ScoreKeywords`."""
+        request = generation_client.score_message(prompt, keywords)
+        return generation_client.scored_prompt(await _answer(self._generation.ScorePrompt(request, timeout=timeout)))
 
     async def tokenize(
         self,

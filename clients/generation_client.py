@@ -10,8 +10,18 @@ from typing import Any, Final
 import grpc
 
 from clients.errors import InvalidRequestError, Violation
-from clients.request import Prompt, Request, SamplingParams
-from clients.results import Delta, FinishReason, ModelInfo, Piece, TokenLogprob, ToolCallDelta, TopLogprob, Usage
+from clients.request import Prompt, Request, SamplingParams, ScoreKeywords
+from clients.results import (
+    Delta,
+    FinishReason,
+    ModelInfo,
+    Piece,
+    ScoredPrompt,
+    TokenLogprob,
+    ToolCallDelta,
+    TopLogprob,
+    Usage,
+)
 from octavo.serving.v1 import generation_pb2, generation_pb2_grpc, sampling_pb2
 
 GenerationStub: Final = generation_pb2_grpc.GenerationServiceStub
@@ -40,6 +50,28 @@ def request_message(request: Request) -> generation_pb2.GenerateRequest:
     set_prompt(message, request)
     message.sampling_params.CopyFrom(_sampling_message(request.sampling_params))
     return message
+
+
+def score_message(prompt: str | None, keywords: ScoreKeywords) -> generation_pb2.ScorePromptRequest:
+    """Raises as `request_message`."""
+    others: dict[str, Any] = dict(keywords)
+    top_logprobs = others.pop("top_logprobs", None)
+    request = Request(prompt=prompt, **others)
+    message = generation_pb2.ScorePromptRequest()
+    for name in ("request_id", "tenant", "priority", "model"):
+        assign(message, name, getattr(request, name), name)
+    assign(message, "top_logprobs", top_logprobs, "top_logprobs")
+    set_prompt(message, request)
+    return message
+
+
+def scored_prompt(response: generation_pb2.ScorePromptResponse) -> ScoredPrompt:
+    """The scored prompt as values."""
+    return ScoredPrompt(
+        request_id=response.request_id,
+        token_ids=tuple(response.token_ids),
+        logprobs=tuple(_logprob(entry) for entry in response.logprobs),
+    )
 
 
 def set_prompt(message: Any, prompt: Prompt) -> None:
@@ -78,7 +110,13 @@ def _as_json(value: object, path: str) -> str:
 def _sampling_message(params: SamplingParams) -> sampling_pb2.SamplingParams:
     message = sampling_pb2.SamplingParams()
     for field in fields(params):
-        assign(message, field.name, getattr(params, field.name), f"sampling_params.{field.name}")
+        path, value = f"sampling_params.{field.name}", getattr(params, field.name)
+        if field.name == "choice" and value is not None:
+            message.choice.SetInParent()  # an empty one is the server's to refuse
+            assign(message.choice, "texts", value, path)
+        else:
+            is_schema = field.name == "json_schema" and isinstance(value, Mapping)
+            assign(message, field.name, json.dumps(value) if is_schema else value, path)
     return message
 
 
@@ -110,6 +148,7 @@ def piece(response: generation_pb2.GenerateResponse) -> Piece:
         request_id=response.request_id,
         deltas=tuple(_delta(delta) for delta in response.deltas),
         usage=_usage(response.usage) if response.HasField("usage") else None,
+        prompt_logprobs=tuple(_logprob(entry) for entry in response.prompt_logprobs),
         prompt_token_ids=tuple(response.prompt_token_ids),
     )
 

@@ -30,6 +30,7 @@ class SequenceInfo:
     overtaken: int
     row: int | None
     sequence_id: int
+    worker: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,6 +76,7 @@ class BlockInfo:
     users: tuple[tuple[str, int, int], ...]
     tenant: str
     cache_salt: str
+    worker: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -30,7 +30,8 @@ class Message(TypedDict):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SamplingParams:
-    """How tokens are drawn and when a generation ends."""
+    """How tokens are drawn and when a generation ends. Of the last five at most one is given; a schema may be a
+    mapping."""
 
     temperature: float | None = None
     top_k: int | None = None
@@ -55,6 +56,11 @@ class SamplingParams:
     skip_special_tokens: bool | None = None
     spaces_between_special_tokens: bool | None = None
     echo: bool | None = None
+    json_schema: str | Mapping[str, Any] | None = None
+    json_object: bool | None = None
+    regex: str | None = None
+    choice: Sequence[str] | None = None
+    grammar: str | None = None
 
 
 class SamplingKeywords(TypedDict, total=False):
@@ -83,6 +89,11 @@ class SamplingKeywords(TypedDict, total=False):
     skip_special_tokens: bool | None
     spaces_between_special_tokens: bool | None
     echo: bool | None
+    json_schema: str | Mapping[str, Any] | None
+    json_object: bool | None
+    regex: str | None
+    choice: Sequence[str] | None
+    grammar: str | None
 
 
 class ChatKeywords(TypedDict, total=False):
@@ -124,6 +135,22 @@ class RequestKeywords(SamplingKeywords, ChatKeywords, total=False):
     model: str
     tool_call_parser: str | None
     reasoning_parser: str | None
+
+
+class ScoreKeywords(TypedDict, total=False):
+    """The keyword arguments of `score_prompt`, besides the prompt and the timeout; those that RequestKeywords has mean
+    the same.
+
+    top_logprobs: how many of the most likely tokens to report in each place besides.
+    """
+
+    messages: Sequence[Message] | None
+    token_ids: Sequence[int] | None
+    top_logprobs: int
+    request_id: str
+    tenant: str
+    priority: int | None
+    model: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

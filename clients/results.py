@@ -95,12 +95,14 @@ class Delta:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Piece:
-    """One message of a stream. The last one of a stream has the usage, the first one of an echo the prompt's ids."""
+    """One message of a stream. The last one of a stream has the usage, the first one of an echo the prompt's ids.
+    prompt_logprobs: of the prompt's tokens from the second on, as they come."""
 
     request_id: str
     deltas: tuple[Delta, ...]
     usage: Usage | None
     prompt_token_ids: tuple[int, ...] = ()
+    prompt_logprobs: tuple[TokenLogprob, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -124,12 +126,14 @@ class Completion:
 
     choices: one per sequence, by index; what there is of the first can be had from the completion itself.
     prompt_token_ids: of a request with echo.
+    prompt_logprobs: if asked for, of each token of the prompt but the first.
     """
 
     request_id: str
     choices: tuple[Choice, ...]
     usage: Usage | None
     prompt_token_ids: tuple[int, ...] = ()
+    prompt_logprobs: tuple[TokenLogprob, ...] = ()
 
     @property
     def text(self) -> str:
@@ -198,15 +202,34 @@ class ModelInfo:
     weights_digest: bytes
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ScoredPrompt:
+    """A prompt's tokens, and the logprob of each but the first, given those before it."""
+
+    request_id: str
+    token_ids: tuple[int, ...]
+    logprobs: tuple[TokenLogprob, ...]
+
+
 def join(
-    request_id: str, deltas: Iterable[Delta], usage: Usage | None, prompt_token_ids: tuple[int, ...] = ()
+    request_id: str,
+    deltas: Iterable[Delta],
+    usage: Usage | None,
+    prompt_token_ids: tuple[int, ...] = (),
+    prompt_logprobs: Iterable[TokenLogprob] = (),
 ) -> Completion:
     """The whole answer that the deltas of a request add up to."""
     of_sequence: dict[int, list[Delta]] = {0: []}
     for delta in deltas:
         of_sequence.setdefault(delta.index, []).append(delta)
     choices = tuple(_choice(index, parts) for index, parts in sorted(of_sequence.items()))
-    return Completion(request_id=request_id, choices=choices, usage=usage, prompt_token_ids=prompt_token_ids)
+    return Completion(
+        request_id=request_id,
+        choices=choices,
+        usage=usage,
+        prompt_token_ids=prompt_token_ids,
+        prompt_logprobs=tuple(prompt_logprobs),
+    )
 
 
 def _choice(index: int, deltas: Sequence[Delta]) -> Choice:

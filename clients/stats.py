@@ -55,20 +55,27 @@ class CounterStats:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerStats:
-    """The worker's session."""
+    """A worker's session and what it holds."""
 
     address: str
     connected: bool
     epoch: int
     restarts: int
+    hangs: int
+    leaving: bool
+    suspects: int
+    queues: QueueStats
+    blocks: BlockStats
+    host_blocks: HostBlockStats
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stats:
-    """Gauges as of now and counters since the start."""
+    """Gauges as of now and counters since the start, summed over all workers. worker: the first of `workers`."""
 
     queues: QueueStats
     blocks: BlockStats
     counters: CounterStats
     worker: WorkerStats
     host_blocks: HostBlockStats
+    workers: tuple[WorkerStats, ...] = ()

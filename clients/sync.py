@@ -11,8 +11,8 @@ import grpc
 
 from clients import admin_client, generation_client, health_client, tokenizer_client
 from clients.channel import OPTIONS
-from clients.request import RequestKeywords, make_request
-from clients.results import Completion, Delta, ModelInfo, Tokens, Usage, join
+from clients.request import RequestKeywords, ScoreKeywords, make_request
+from clients.results import Completion, Delta, ModelInfo, ScoredPrompt, TokenLogprob, Tokens, Usage, join
 from clients.stats import Stats
 from clients.status_client import octavo_error
 from clients.tokenizer_client import PromptKeywords
@@ -25,7 +25,7 @@ class DeltaStream:
     the server frees what the request holds. After a close the iteration ends.
 
     request_id: known from the first delta on. usage: known after the last. prompt_token_ids: with echo, from the first
-    delta on.
+    delta on. prompt_logprobs: if asked for, those that have come so far; all have with the first delta.
     """
 
     def __init__(self, call: Any) -> None:
@@ -34,6 +34,7 @@ class DeltaStream:
         self._closed = False
         self.request_id = ""
         self.usage: Usage | None = None
+        self.prompt_logprobs: list[TokenLogprob] = []
         self.prompt_token_ids: tuple[int, ...] = ()
 
     def __iter__(self) -> Self:
@@ -51,6 +52,7 @@ class DeltaStream:
                 raise octavo_error(error) from None
             self.request_id = piece.request_id
             self.usage = piece.usage
+            self.prompt_logprobs += piece.prompt_logprobs
             self.prompt_token_ids = self.prompt_token_ids or piece.prompt_token_ids
             self._ready.extend(piece.deltas)
         return self._ready.popleft()
@@ -100,7 +102,14 @@ class Client:
         """The whole answer at once, with a choice per sequence; otherwise like `generate`."""
         with self.generate(prompt, timeout=timeout, **keywords) as stream:
             deltas = list(stream)
-            return join(stream.request_id, deltas, stream.usage, stream.prompt_token_ids)
+            return join(stream.request_id, deltas, stream.usage, stream.prompt_token_ids, stream.prompt_logprobs)
+
+    def score_prompt(
+        self, prompt: str | None = None, *, timeout: float | None = None, **keywords: Unpack[ScoreKeywords]
+    ) -> ScoredPrompt:
+        """The log probability of each token of a prompt; nothing is generated. Keywords: those of `ScoreKeywords`."""
+        request = generation_client.score_message(prompt, keywords)
+        return generation_client.scored_prompt(_answer(self._generation.ScorePrompt, request, timeout))
 
     def tokenize(
         self,

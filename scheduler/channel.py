@@ -50,6 +50,8 @@ WORKER_CHANNEL_OPTIONS: list[tuple[str, Any]] = [
     ("grpc.keepalive_timeout_ms", 5_000),
     ("grpc.http2.ping_timeout_ms", 5_000),
     ("grpc.http2.max_pings_without_data", 0),
+    # A new channel is a new connection; else it would share that of the channel before.
+    ("grpc.use_local_subchannel_pool", 1),
     # The scheduler itself decides how fast to try again.
     ("grpc.initial_reconnect_backoff_ms", 100),
     # Despite its name this is also the time that an attempt to connect gets.

@@ -22,7 +22,7 @@ class SchedulerConfig:
     port: int = 50051
     metrics_port: int | None = None
     frontends: int = 0
-    worker: str = "127.0.0.1:50052"
+    worker: tuple[str, ...] = ("127.0.0.1:50052",)
     max_model_len: int | None = None
     max_num_seqs: int = 64
     max_num_batched_tokens: int = 512
@@ -34,6 +34,8 @@ class SchedulerConfig:
     preemption_mode: str = "auto"
     enable_prefix_caching: bool = True
     worker_grace: float = 60.0
+    step_timeout: float = 10.0
+    step_timeout_per_token: float = 0.2
     drain_grace: float = 30.0
     tool_call_parser: str = NONE
     reasoning_parser: str = NONE
@@ -59,6 +61,10 @@ class SchedulerConfig:
         self._at_least("max_num_batched_tokens", self.max_num_seqs, "--max-num-seqs")
         self._seconds("worker_grace")
         self._seconds("drain_grace")
+        self._seconds("step_timeout", above=0.0)
+        self._seconds("step_timeout_per_token")
+        if not self.worker or not all(self.worker):
+            raise ConfigError("--worker must be HOST:PORT, is empty")
         if self.max_model_len is not None:
             self._at_least("max_model_len", 2)
         if self.max_plans_in_flight not in (1, 2):
@@ -80,10 +86,11 @@ class SchedulerConfig:
         if not value >= limit:
             raise ConfigError(f"{_flag(field)} must be at least {limit}{f' ({why})' if why else ''}, is {value}")
 
-    def _seconds(self, field: str) -> None:
+    def _seconds(self, field: str, *, above: float | None = None) -> None:
         value = getattr(self, field)
-        if not 0 <= value <= MAX_SECONDS:
-            raise ConfigError(f"{_flag(field)} must be in [0, {MAX_SECONDS}] seconds, is {value}")
+        if not 0 <= value <= MAX_SECONDS or value == above:
+            interval = f"[0, {MAX_SECONDS}]" if above is None else f"({above:g}, {MAX_SECONDS}]"
+            raise ConfigError(f"{_flag(field)} must be in {interval} seconds, is {value}")
 
 
 SCHEDULING_POLICIES = ("priority", "fcfs")

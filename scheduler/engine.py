@@ -1,11 +1,11 @@
-"""The engine: one task, the only caller of the core.
+"""The engine: one task, the only caller of the cores.
 
-Each turn drains the inbox (front ends) and the results (worker), lets the core plan as long as it can, writes the
-plans, and hands the front end one update with everything that happened. While the worker executes step k, step k + 1
-is already on its way.
+Each turn drains the inbox (front ends) and the results (workers), places and moves sequences, lets each core plan as
+long as it can, writes the plans, and hands the front end one update per settled step with everything that happened.
+While a worker executes step k, step k + 1 is already on its way.
 
-The worker's stream is the session: when it ends, every sequence is queued again from its tokens, and the connector
-looks for the worker until it is back. What waits longer than the grace without a worker is failed, never left hanging.
+Workers join and leave while it runs. What becomes of one worker's sequences when it is lost is said in `lane.py` and
+`fleet.py`; what waits longer than the grace without any worker is failed, never left hanging.
 """
 
 from __future__ import annotations
@@ -14,85 +14,107 @@ import asyncio
 import time
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import structlog
 
 from scheduler import wire
-from scheduler.core.errors import ResultMismatchError, SchedulerError
-from scheduler.core.plan import StepPlan
-from scheduler.core.result import End, EndReason, StepOutput, StepResult
+from scheduler.core.errors import SchedulerError
+from scheduler.core.result import End, EndReason, StepOutput
 from scheduler.core.scheduler import Scheduler
+from scheduler.fleet import Fleet
+from scheduler.lane import WorkerLane
 from scheduler.messages import Cancel, Finish, Message, Rejected, Started, StepUpdate
-from scheduler.rates import RateMeter
 from scheduler.step_feed import StepFeed
-from scheduler.worker_client import WorkerClient, WorkerSession, WorkerUnavailableError
+from scheduler.step_timeout import StepTimeout
+from scheduler.worker_client import WorkerClient
+from scheduler.worker_link import WorkerLink
 
-_FIRST_RETRY_S, _LAST_RETRY_S = 0.1, 1.0
-_CAPACITY_TIMEOUT_S = 5.0
-# A request that kills its worker at once costs three sessions until it is known; a worker that none survives on is
-# given up after a few more.
-_MAX_FRUITLESS_SESSIONS = 6
+# A wait that lasts so much longer than it was to means that this process stood still, not that workers did.
+_STOOD_STILL_NS = 500_000_000
 
 log = structlog.get_logger()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineConfig:
-    """max_model_len: tokens of a sequence. worker_grace_s: seconds that requests wait for a worker that was lost before
-    they fail."""
+    """Limits of every worker's session: max_num_seqs rows, max_num_batched_tokens per step, max_model_len tokens of a
+    sequence. worker_grace_s: seconds that requests wait for a worker before they fail. step_timeout: when a worker is
+    hung."""
 
     max_model_len: int
+    max_num_seqs: int
+    max_num_batched_tokens: int
     worker_grace_s: float
+    step_timeout: StepTimeout
+
+
+@dataclass(slots=True)
+class _News:
+    """What a turn has for the front end."""
+
+    started: list[Started] = field(default_factory=list)
+    rejected: list[Rejected] = field(default_factory=list)
+    outputs: list[StepOutput] = field(default_factory=list)
+    ends: list[End] = field(default_factory=list)
 
 
 class Engine:
-    """Drives one worker.
+    """Drives the workers that `join`.
 
-    capacity: of the worker found at start; a worker that comes later must have the same config digest.
-    on_session: called with True when a session has opened and with False when it was lost.
+    config_digest: that a worker must have to be used. open_core: makes the core of a worker.
+    on_health: called with a worker's address, or "" for all together, and whether it makes progress, whenever that
+    changes; None once a worker has left.
     """
 
     def __init__(
         self,
-        core: Scheduler,
         config: EngineConfig,
-        worker: WorkerClient,
-        capacity: wire.WorkerCapacity,
+        config_digest: bytes,
+        open_core: Callable[[wire.WorkerCapacity], Scheduler],
         *,
-        on_session: Callable[[bool], None],
+        on_health: Callable[[str, bool | None], None],
     ) -> None:
-        self.core = core
-        self.steps = StepFeed(self.core)
-        self.num_sessions = 0
+        self.fleet = Fleet()
+        self.steps = StepFeed()
         self._config = config
-        self._worker = worker
-        self._capacity = capacity
-        self._on_session = on_session
-        self._rates = RateMeter(capacity.bytes_per_block)
-        self._sent: deque[StepPlan] = deque()
+        self._config_digest = config_digest
+        self._open_core = open_core
+        self._on_health = on_health
+        self._links: dict[str, WorkerLink] = {}
+        self._health: dict[str, bool] = {}
+        self._stopping: set[asyncio.Task[None]] = set()
         self._inbox: deque[Message] = deque()
         self._wake = asyncio.Event()
-        self._session: WorkerSession | None = None
-        self._next_session: tuple[wire.WorkerCapacity, WorkerSession] | None = None
-        self._lost_at_ns: int | None = time.monotonic_ns()
-        self._fruitless_sessions = 0
-        self._why_not_connected = "no session was opened yet"
 
     @property
     def why_not_connected(self) -> str:
-        """Why the last session ended, or the next one could not be opened."""
-        return self._why_not_connected
+        """Why there is no session with any worker, by worker if there are several."""
+        links = list(self._links.values())
+        if len(links) == 1:
+            return links[0].why_not_connected
+        return "; ".join(f"{link.address}: {link.why_not_connected}" for link in links) or "no worker is known"
 
-    @property
-    def connected(self) -> bool:
-        """Whether a session is open."""
-        return self._session is not None
+    def join(self, address: str, capacity: wire.WorkerCapacity | None = None) -> None:
+        """Takes a worker in, or back. capacity: if it is known; else it takes part once a session has opened."""
+        lane = self.fleet.find(address)
+        if lane is not None:
+            lane.stay()
+        elif address not in self._links:
+            client = WorkerClient(address)
+            link = self._links[address] = WorkerLink(client, self._config_digest, self._limits, self._wake.set)
+            if capacity is not None:
+                self._open_lane(link, capacity)
+        self._wake.set()
 
-    @property
-    def worker_address(self) -> str:
-        """HOST:PORT of the worker."""
-        return self._worker.address
+    def leave(self, address: str) -> None:
+        """A worker goes: it gets nothing new, what waits for it moves, and what it runs ends there if it can."""
+        lane = self.fleet.find(address)
+        if lane is None:
+            self._forget(address)
+        else:
+            lane.leave(time.monotonic_ns())
+        self._wake.set()
 
     def send(self, message: Message) -> None:
         """Takes a message from a front end; it is handled in the next turn."""
@@ -101,51 +123,77 @@ class Engine:
 
     async def run(self, deliver: Callable[[StepUpdate], None]) -> None:
         """Turns until cancelled. deliver: called on this event loop whenever there is news for the front end."""
-        connector = asyncio.create_task(self._keep_connected())
         try:
             while True:
                 self._wake.clear()
                 for update in self._turn():
                     deliver(update)
-                if connector.done():
-                    connector.result()
+                for link in self._links.values():
+                    link.check()
                 await self._sleep()
         finally:
-            connector.cancel()
-            await asyncio.wait([connector])
-            for session in (self._session, self._next_session and self._next_session[1]):
-                if session is not None:
-                    session.end("the scheduler stops")
-                    await session.wait_ended()
+            for address in list(self._links):
+                self._stop_link(address)
+            if self._stopping:
+                await asyncio.wait(self._stopping)
+
+    # -- a turn ------------------------------------------------------------------------------------------------------
 
     def _turn(self) -> list[StepUpdate]:
-        now_ns = time.monotonic_ns()
-        rejected: list[Rejected] = []
-        ends: list[End] = []
-        self._drain_inbox(rejected)
-        outputs = self._settle_results()
-        deadline_ns = self.core.next_deadline_ns
-        if deadline_ns is not None and deadline_ns <= now_ns:
-            ends += self.core.expire(now_ns)
-        ends += self._notice_loss(now_ns)
-        ends += self._adopt_session()
-        ends += self._fail_after_grace(now_ns)
-        started = self._plan()
-        return _updates(now_ns, started, rejected, outputs, ends)
+        now_ns, news = time.monotonic_ns(), _News()
+        self._welcome()
+        self._drain_inbox(news, now_ns)
+        for lane in self.fleet:
+            news.outputs += lane.settle(now_ns)
+            news.ends += lane.keep_up(now_ns)
+        self.fleet.move(now_ns)
+        for lane in self.fleet:
+            news.ends += lane.fail_after_grace(now_ns, self._grace_ns)
+            news.started += lane.plan(now_ns)
+        for lane in self.fleet.move(now_ns):  # what the plans left waiting, to workers that have room
+            news.started += lane.plan(now_ns)
+        for output in news.outputs:
+            self.fleet.forget(output.ends)
+        self.fleet.forget(news.ends)
+        self._dismiss()
+        self._report_health(now_ns)
+        return _updates(now_ns, news)
 
-    def _drain_inbox(self, rejected: list[Rejected]) -> None:
+    def _welcome(self) -> None:
+        """Opens lanes for workers whose first session has opened."""
+        for address, link in self._links.items():
+            if link.capacity is not None and self.fleet.find(address) is None:
+                self._open_lane(link, link.capacity)
+
+    def _open_lane(self, link: WorkerLink, capacity: wire.WorkerCapacity) -> None:
+        core = self._open_core(capacity)
+
+        def make(number: int) -> WorkerLane:
+            return WorkerLane(
+                number,
+                link,
+                core,
+                capacity,
+                self.steps.tap(core, link.address),
+                step_timeout=self._config.step_timeout,
+                now_ns=time.monotonic_ns(),
+            )
+
+        self.fleet.join(make)
+
+    def _drain_inbox(self, news: _News, now_ns: int) -> None:
         while self._inbox:
             message = self._inbox.popleft()
             if isinstance(message, Cancel):
-                self.core.finish(message.sequence_id, EndReason.ABORT)
+                self.fleet.finish(message.sequence_id, EndReason.ABORT)
                 continue
             if isinstance(message, Finish):
-                self.core.finish(message.sequence_id, EndReason.STOP, message.num_output_tokens)
+                self.fleet.finish(message.sequence_id, EndReason.STOP, message.num_output_tokens)
                 continue
             try:
-                self.core.add_group(message.specs)
+                self.fleet.add(message.specs, now_ns)
             except SchedulerError as error:
-                rejected.append(
+                news.rejected.append(
                     Rejected(
                         sequence_id=message.specs[0].sequence_id,
                         kind=type(error).__name__,
@@ -156,147 +204,68 @@ class Engine:
                     )
                 )
 
-    def _settle_results(self) -> list[StepOutput]:
-        session = self._session
-        if session is None:
-            return []
-        outputs = []
-        for result in session.take_results():
-            try:
-                outputs.append(self.core.update(result))
-                self.steps.settled(result)
-            except ResultMismatchError as error:
-                session.end(str(error))
-                break
-            self._fruitless_sessions = 0
-            self._learn(self._sent.popleft(), result)
-        return outputs
+    def _dismiss(self) -> None:
+        for lane in self.fleet.dismiss():
+            log.info("worker left", worker=lane.address)
+            self._forget(lane.address)
 
-    def _learn(self, plan: StepPlan, result: StepResult) -> None:
-        """Tells the core what computing and copying cost, when that has changed."""
-        rates = self._rates.observe(plan, result)
-        if rates is not None:
-            self.core.set_rates(
-                prefill_tokens_per_s=rates.prefill_tokens_per_s, copy_bytes_per_s=rates.copy_bytes_per_s
-            )
+    def _report_health(self, now_ns: int) -> None:
+        """Overall it is healthy if some worker makes progress, and none has something to run and does not run it."""
+        progress = {lane: lane.makes_progress(now_ns) for lane in self.fleet}
+        stalled = any(lane.connected and not fine for lane, fine in progress.items())
+        states = dict.fromkeys(self._links, False) | {lane.address: fine for lane, fine in progress.items()}
+        states[""] = any(fine and not lane.leaving for lane, fine in progress.items()) and not stalled
+        for name, fine in states.items():
+            if self._health.get(name) is not fine:
+                self._health[name] = fine
+                self._on_health(name, fine)
 
-    def _notice_loss(self, now_ns: int) -> tuple[End, ...]:
-        session = self._session
-        if session is None or session.ended is None:
-            return ()
-        log.warning("worker lost", worker=self._worker.address, why=session.ended, running=self.core.num_running)
-        self._session = None
-        self._sent.clear()
-        self._lost_at_ns = now_ns
-        self._fruitless_sessions += self.core.num_running > 0
-        self._on_session(False)
-        return self._requeue_all(self._capacity)
+    async def _sleep(self) -> None:
+        """Waits for a message, a result or the end of a session, but not past the time at which something is due."""
+        until_ns = min((time_ns for lane in self.fleet for time_ns in lane.wake_times_ns(self._grace_ns)), default=None)
+        timeout_s = None if until_ns is None else max(0.0, (until_ns - time.monotonic_ns()) / 1e9)
+        try:
+            async with asyncio.timeout(timeout_s):
+                await self._wake.wait()
+        except TimeoutError:
+            assert until_ns is not None
+            late_ns = time.monotonic_ns() - until_ns
+            if late_ns > _STOOD_STILL_NS:
+                for lane in self.fleet:
+                    lane.pardon(late_ns)
 
-    def _requeue_all(self, capacity: wire.WorkerCapacity) -> tuple[End, ...]:
-        return self.core.requeue_all(capacity.num_blocks, capacity.num_host_blocks)
-
-    def _adopt_session(self) -> tuple[End, ...]:
-        """Takes over a session that the connector opened, with the block pool that its worker has."""
-        if self._session is not None or self._next_session is None:
-            return ()
-        capacity, session = self._next_session
-        self._next_session = None
-        ends: tuple[End, ...] = ()
-        before = self._capacity
-        if (capacity.num_blocks, capacity.num_host_blocks) != (before.num_blocks, before.num_host_blocks):
-            ends = self._requeue_all(capacity)
-        self._capacity = capacity
-        self._session = session
-        session.epoch = self.core.epoch
-        self._lost_at_ns = None
-        self.num_sessions += 1
-        log.info("session open", worker=self._worker.address, blocks=capacity.num_blocks, session=self.num_sessions)
-        self._on_session(True)
-        return ends
-
-    def _fail_after_grace(self, now_ns: int) -> tuple[End, ...]:
-        """Without a worker nothing waits longer than the grace; and what breaks every session is not tried forever."""
-        if self._session is not None or not self.core.num_waiting:
-            return ()
-        fruitless = self._fruitless_sessions >= _MAX_FRUITLESS_SESSIONS
-        if not fruitless and (self._lost_at_ns is None or now_ns - self._lost_at_ns < self._grace_ns):
-            return ()
-        self._fruitless_sessions = 0
-        ends = self.core.finish_all(EndReason.WORKER_LOST)
-        log.error("requests fail for want of a worker", failed=len(ends), sessions_broke_at_once=fruitless)
-        return ends
+    # -- small things ------------------------------------------------------------------------------------------------
 
     @property
     def _grace_ns(self) -> int:
         return int(self._config.worker_grace_s * 1e9)
 
-    def _plan(self) -> list[Started]:
-        """Sends plans as long as the core has any."""
-        started: list[Started] = []
-        while self._session is not None and isinstance(plan := self.core.schedule(), StepPlan):
-            started += [
-                Started(sequence_id=admission.sequence_id, cached_tokens=admission.num_computed_tokens)
-                for admission in plan.admissions
-            ]
-            self.steps.planned(plan)
-            self._sent.append(plan)
-            self._session.send(plan)
-        return started
-
-    async def _sleep(self) -> None:
-        """Waits for a message, a result or the end of a session, but not past a deadline or the grace."""
-        until_ns = [self.core.next_deadline_ns] if self.core.next_deadline_ns is not None else []
-        if self._session is None and self.core.num_waiting and self._lost_at_ns is not None:
-            until_ns.append(self._lost_at_ns + self._grace_ns)
-        timeout_s = max(0.0, (min(until_ns) - time.monotonic_ns()) / 1e9) if until_ns else None
-        try:
-            async with asyncio.timeout(timeout_s):
-                await self._wake.wait()
-        except TimeoutError:
-            pass
-
-    async def _keep_connected(self) -> None:
-        """Opens a session, waits for its end, and begins again."""
-        retry_s = _FIRST_RETRY_S
-        while True:
-            try:
-                session = await self._connect()
-            except (WorkerUnavailableError, wire.CapacityError) as error:
-                if str(error) != self._why_not_connected:
-                    self._why_not_connected = str(error)
-                    log.warning("no session with the worker", worker=self._worker.address, why=str(error))
-            else:
-                opened = time.monotonic()
-                self._wake.set()
-                await session.wait_ended()
-                self._why_not_connected = session.ended or ""
-                if time.monotonic() - opened >= _LAST_RETRY_S:
-                    retry_s = _FIRST_RETRY_S
-            # Also after a session: one that ends at once would be opened again at once, for ever.
-            await asyncio.sleep(retry_s)
-            retry_s = min(2 * retry_s, _LAST_RETRY_S)
-
-    async def _connect(self) -> WorkerSession:
-        capacity = await self._worker.capacity(_CAPACITY_TIMEOUT_S)
-        if capacity.config_digest != self._capacity.config_digest:
-            raise wire.CapacityError("the worker serves another model or configuration than the one before")
-        limits = wire.SessionLimits(
+    def _limits(self, capacity: wire.WorkerCapacity) -> wire.SessionLimits:
+        return wire.SessionLimits(
             num_blocks=capacity.num_blocks,
             num_host_blocks=capacity.num_host_blocks,
-            num_rows=self.core.config.max_num_seqs,
-            max_num_batched_tokens=self.core.config.max_num_batched_tokens,
+            num_rows=self._config.max_num_seqs,
+            max_num_batched_tokens=self._config.max_num_batched_tokens,
             max_model_len=self._config.max_model_len,
         )
-        session = await self._worker.open_session(capacity, limits, self._wake.set)
-        self._next_session = (capacity, session)
-        return session
+
+    def _forget(self, address: str) -> None:
+        self._stop_link(address)
+        if self._health.pop(address, None) is not None:
+            self._on_health(address, None)
+
+    def _stop_link(self, address: str) -> None:
+        link = self._links.pop(address, None)
+        if link is not None:
+            task = asyncio.create_task(link.stop())
+            self._stopping.add(task)
+            task.add_done_callback(self._stopping.discard)
 
 
-def _updates(
-    now_ns: int, started: list[Started], rejected: list[Rejected], outputs: list[StepOutput], ends: list[End]
-) -> list[StepUpdate]:
+def _updates(now_ns: int, news: _News) -> list[StepUpdate]:
     """One update per settled step, so that a sequence has at most one token in each; the last has the rest."""
-    if not outputs and (started or rejected or ends):
+    outputs = news.outputs
+    if not outputs and (news.started or news.rejected or news.ends):
         outputs = [StepOutput()]
     updates = []
     for index, output in enumerate(outputs):
@@ -304,14 +273,15 @@ def _updates(
         updates.append(
             StepUpdate(
                 now_ns=now_ns,
-                started=tuple(started) if last else (),
-                rejected=tuple(rejected) if last else (),
+                started=tuple(news.started) if last else (),
+                rejected=tuple(news.rejected) if last else (),
                 sequence_ids=output.sequence_ids,
                 token_ids=output.token_ids,
                 logprobs=output.logprobs,
                 top_tokens=output.top_tokens,
                 top_logprobs=output.top_logprobs,
-                ends=output.ends + (tuple(ends) if last else ()),
+                scores=output.scores,
+                ends=output.ends + (tuple(news.ends) if last else ()),
             )
         )
     return updates

@@ -30,7 +30,7 @@ def parser() -> argparse.ArgumentParser:
 
     def flag(name: str, meaning: str, **options: Any) -> None:
         value = default[name[2:].replace("-", "_")]
-        shown = "none" if value is None else value
+        shown = "none" if value is None else " ".join(value) if isinstance(value, tuple) else value
         parser.add_argument(name, help=f"{meaning} (default: {shown})", **options)
 
     parser.add_argument(
@@ -52,12 +52,18 @@ def parser() -> argparse.ArgumentParser:
         type=int,
         metavar="N",
     )
-    flag("--worker", "address of the worker", metavar="HOST:PORT")
+    flag(
+        "--worker",
+        "address of a worker; may be given several times. dns:///NAME:PORT, or a NAME:PORT with several addresses, "
+        "stands for all of them, and is looked up again every 2 seconds",
+        action="append",
+        metavar="HOST:PORT",
+    )
     flag("--max-model-len", "tokens of prompt plus output at most; none: what the model allows", type=int, metavar="N")
     flag("--max-num-seqs", "sequences that run at once", type=int, metavar="N")
     flag("--max-num-batched-tokens", "tokens computed per step, the token budget", type=int, metavar="N")
     flag("--max-plans-in-flight", "plans sent ahead of their results: 1 or 2", type=int, metavar="N")
-    flag("--max-num-waiting", "sequences that wait, before more are refused", type=int, metavar="N")
+    flag("--max-num-waiting", "sequences that wait for a worker, before more are refused", type=int, metavar="N")
     flag("--max-num-waiting-tokens", "prompt tokens that wait, before more are refused", type=int, metavar="N")
     flag(
         "--scheduling-policy",
@@ -77,6 +83,14 @@ def parser() -> argparse.ArgumentParser:
     )
     flag("--enable-prefix-caching", "share blocks of equal prefixes", action=argparse.BooleanOptionalAction)
     flag("--worker-grace", "seconds that requests wait for a lost worker", type=float, metavar="SECONDS")
+    flag(
+        "--step-timeout",
+        "seconds that a step may take, besides --step-timeout-per-token, before its worker counts as hung; the first "
+        "step of a session may take 4 times as long, loading and warm-up are not timed",
+        type=float,
+        metavar="SECONDS",
+    )
+    flag("--step-timeout-per-token", "seconds more for each token of the step", type=float, metavar="SECONDS")
     flag("--drain-grace", "seconds that running requests get after SIGTERM", type=float, metavar="SECONDS")
     flag(
         "--tool-call-parser",
@@ -106,6 +120,8 @@ def parse(arguments: Sequence[str]) -> SchedulerConfig:
     values = {**({} if path is None else _read_file(path)), **given}
     if "model" not in values:
         raise ConfigError("--model is required")
+    if "worker" in values:
+        values["worker"] = tuple(values["worker"])
     return SchedulerConfig(**values)
 
 
@@ -113,14 +129,23 @@ def _read_file(path: str) -> dict[str, Any]:
     """The file's values by field. Raises ConfigError."""
     types = {field.name.replace("_", "-"): str(field.type) for field in fields(SchedulerConfig)}
     flags = read_flags(path, "scheduler", types)
+    if isinstance(flags.get("worker"), str):
+        flags["worker"] = [flags["worker"]]
     for flag, value in flags.items():
         if not _fits(value, types[flag]):
-            raise ConfigError(f"--config {path}: {flag} must be {types[flag]}, is {value!r}")
+            raise ConfigError(
+                f"--config {path}: {flag} must be {_TYPE_NAMES.get(types[flag], types[flag])}, is {value!r}"
+            )
     return {flag.replace("-", "_"): value for flag, value in flags.items()}
+
+
+_TYPE_NAMES = {"tuple[str, ...]": "a str or a list of them"}
 
 
 def _fits(value: object, type_name: str) -> bool:
     """Whether a value of the file is of a field's type. YAML's true and false are ints to Python, but not to us."""
+    if type_name == "tuple[str, ...]":
+        return isinstance(value, list) and all(isinstance(item, str) for item in value)
     allowed = {"str": (str,), "int": (int,), "float": (int, float), "bool": (bool,), "None": (type(None),)}
     kinds = tuple(kind for part in type_name.split(" | ") for kind in allowed[part])
     return isinstance(value, kinds) and (not isinstance(value, bool) or bool in kinds)

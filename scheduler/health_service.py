@@ -12,20 +12,27 @@ from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 _RESPONSE = health_pb2.HealthCheckResponse
 
 
+WORKER_PREFIX = "worker/"
+"""A worker's health is asked for under this and its address, as in worker/10.0.0.7:50052."""
+
+
 class HealthReporter:
-    """Overall and per service: SERVING while a session with the worker is open."""
+    """Health means progress. Overall and per service: SERVING while some worker makes progress and none has something
+    to run and does not run it. Per worker: SERVING while it has a session and makes progress."""
 
     def __init__(self, server: grpc.aio.Server, services: Sequence[str]) -> None:
         self._services = services
         self._servicer = health.aio.HealthServicer()
         self._tasks: set[asyncio.Task[None]] = set()
         health_pb2_grpc.add_HealthServicer_to_server(self._servicer, server)
-        self.set(False)
+        self.set("", False)
 
-    def set(self, serving: bool) -> None:
-        """Statuses of a server that drains stay NOT_SERVING, whatever is set."""
-        status = _RESPONSE.SERVING if serving else _RESPONSE.NOT_SERVING
-        self._start(*(self._servicer.set(name, status) for name in ("", *self._services)))
+    def set(self, worker: str, serving: bool | None) -> None:
+        """worker: its address, or "" for the server as a whole. None: there is no such worker any more. Statuses of a
+        server that drains stay NOT_SERVING, whatever is set."""
+        status = {True: _RESPONSE.SERVING, False: _RESPONSE.NOT_SERVING, None: _RESPONSE.SERVICE_UNKNOWN}[serving]
+        names = (WORKER_PREFIX + worker,) if worker else ("", *self._services)
+        self._start(*(self._servicer.set(name, status) for name in names))
 
     def drain(self) -> None:
         """NOT_SERVING from now on."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TypeAlias
 
-from scheduler.core.result import End
+from scheduler.core.result import End, PromptScores
 from scheduler.core.sequence import SequenceSpec
 
 
@@ -69,7 +69,8 @@ class Rejected:
 class StepUpdate:
     """All that one step, or one turn of the engine without a step, has for a front end.
 
-    Columns sequence_ids .. top_logprobs as in `scheduler.core.result.StepOutput`; at most one token per sequence.
+    Columns sequence_ids .. top_logprobs, and scores, as in `scheduler.core.result.StepOutput`; at most one token per
+    sequence.
     """
 
     now_ns: int
@@ -81,3 +82,4 @@ class StepUpdate:
     top_tokens: tuple[tuple[int, ...], ...] = ()
     top_logprobs: tuple[tuple[float, ...], ...] = ()
     ends: tuple[End, ...] = ()
+    scores: tuple[PromptScores, ...] = ()

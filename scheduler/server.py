@@ -19,10 +19,10 @@ from grpc_reflection.v1alpha import reflection
 
 from octavo.serving.v1 import admin_pb2, admin_pb2_grpc
 from scheduler import wire
-from scheduler.assembly import model_info, open_core, read_figures, read_stats
+from scheduler.assembly import CoreFactory, engine_config, inspected_workers, model_info, read_figures, read_stats
 from scheduler.channel import SERVER_OPTIONS
 from scheduler.config import SchedulerConfig
-from scheduler.engine import Engine, EngineConfig
+from scheduler.engine import Engine
 from scheduler.frontend.admin.service import AdminServicer
 from scheduler.frontend.frontend import Frontend
 from scheduler.frontend.malformed import MalformedRequestInterceptor
@@ -34,6 +34,7 @@ from scheduler.inspector import Inspector
 from scheduler.listen import ListenError, check_free, listen_address, private_address, reserve_port
 from scheduler.metrics.collector import FiguresCollector
 from scheduler.metrics.exposition import on_loop, serve_metrics
+from scheduler.roster import Roster
 from scheduler.worker_client import WorkerClient, WorkerUnavailableError
 
 _WORKER_WAIT_S, _WORKER_POLL_S = 5.0, 0.1
@@ -69,7 +70,7 @@ async def serve(config: SchedulerConfig, tokenizer: Tokenizer) -> int:
     cleanup = contextlib.ExitStack()
     port, hub = _bind_public(config, server, cleanup)
     signals = _Signals()
-    worker = WorkerClient(config.worker)
+    roster = Roster(config.worker)
     try:
         starting, health_reporter = StartingUp(_SERVICES), HealthReporter(server, _SERVICES)
         server.add_generic_rpc_handlers((starting,))
@@ -78,17 +79,18 @@ async def serve(config: SchedulerConfig, tokenizer: Tokenizer) -> int:
         if hub is not None:
             await hub.start()
         log.info("listening", host=config.host, port=port, frontends=config.frontends)
-        capacity = await _unless(signals.drain, _wait_for_worker(worker))
-        if capacity is None:
+        first = await _unless(signals.drain, _first_worker(roster))
+        if first is None:
             return 0
+        address, capacity = first
         model = model_info(config, capacity, tokenizer)
         engine = Engine(
-            cleanup.enter_context(open_core(config, capacity)),
-            EngineConfig(max_model_len=model.max_model_len, worker_grace_s=config.worker_grace),
-            worker,
-            capacity,
-            on_session=health_reporter.set,
+            engine_config(config, model.max_model_len),
+            capacity.config_digest,
+            cleanup.enter_context(CoreFactory(config)),
+            on_health=health_reporter.set,
         )
+        engine.join(address, capacity)
 
         def why() -> str:
             return engine.why_not_connected
@@ -102,19 +104,32 @@ async def serve(config: SchedulerConfig, tokenizer: Tokenizer) -> int:
         read = on_loop(lambda: read_figures(engine, frontend.metrics()))
         collector = FiguresCollector(model.served_model_name, read)
         cleanup.enter_context(serve_metrics(config.host, config.metrics_port, collector))
-        inspector = Inspector(engine.core, frontend.requests, connected=lambda: engine.connected)
+        inspector = Inspector(lambda: inspected_workers(engine), frontend.requests)
         admin = AdminServicer(lambda: read_stats(engine), inspector, local, engine.steps)
         admin_pb2_grpc.add_AdminServiceServicer_to_server(admin, server)
         starting.ready = True
         log.info("serving", model=model.served_model_name)
-        running = asyncio.create_task(engine.run(frontend.deliver))
+        running = asyncio.create_task(_run(engine, roster, address, frontend))
         await _unless(signals.drain, asyncio.shield(running))
         health_reporter.drain()
         return await _drain(config, server, engine, frontend, running, signals)
     finally:
         await server.stop(None)
-        await worker.close()
         cleanup.close()
+
+
+async def _run(engine: Engine, roster: Roster, first: str, frontend: Frontend | Hub) -> None:
+    """The engine and the workers that come and go, until cancelled or until one of the two fails."""
+    follow = roster.follow((first,), engine.join, engine.leave)
+    tasks = [asyncio.create_task(work) for work in (engine.run(frontend.deliver), follow)]
+    try:
+        done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_EXCEPTION)
+        for task in done:
+            task.result()
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.wait(tasks)
 
 
 def _bind_public(
@@ -166,17 +181,42 @@ async def _drain(
     return 1 if lost else 0
 
 
-async def _wait_for_worker(worker: WorkerClient) -> wire.WorkerCapacity:
-    """A worker listens before it has loaded its model, which may take minutes; each reason is logged once."""
-    logged = ""
-    while True:
+async def _first_worker(roster: Roster) -> tuple[str, wire.WorkerCapacity]:
+    """The first worker that says what it can do. It listens before it has loaded its model, which may take minutes;
+    each reason is logged once."""
+    clients: dict[str, WorkerClient] = {}
+    logged: dict[str, str] = {}
+
+    async def ask(address: str) -> wire.WorkerCapacity | None:
         try:
-            return await worker.capacity(_WORKER_WAIT_S)
+            return await clients[address].capacity(_WORKER_WAIT_S)
         except WorkerUnavailableError as error:
-            if str(error) != logged:
-                logged = str(error)
-                log.info("waiting for the worker", worker=worker.address, why=logged)
-        await asyncio.sleep(_WORKER_POLL_S)
+            if str(error) != logged.get(address):
+                logged[address] = str(error)
+                log.info("waiting for the worker", worker=address, why=str(error))
+        return None
+
+    try:
+        while True:
+            addresses = await roster.addresses()
+            clients |= {address: WorkerClient(address) for address in addresses if address not in clients}
+            asked = {asyncio.create_task(ask(address)): address for address in addresses}
+            try:
+                while asked:
+                    done, _ = await asyncio.wait(asked, return_when=asyncio.FIRST_COMPLETED)
+                    for task in done:
+                        address = asked.pop(task)
+                        if (capacity := task.result()) is not None:
+                            return address, capacity
+            finally:
+                for task in asked:
+                    task.cancel()
+                if asked:
+                    await asyncio.wait(asked)
+            await asyncio.sleep(_WORKER_POLL_S)
+    finally:
+        for client in clients.values():
+            await client.close()
 
 
 async def _unless(event: asyncio.Event, work: Coroutine[Any, Any, _T] | asyncio.Future[_T]) -> _T | None:

@@ -26,9 +26,10 @@ _BUFFERED_STEPS: Final = 256
 class StepSummary:
     """One step; queues, blocks and preemptions as of its plan. The times are 0 until its result is back.
 
-    preemptions: since the plan before.
+    worker: its address; step ids are its own. preemptions: since its plan before.
     """
 
+    worker: str
     step_id: int
     planned_ns: int
     rows: int
@@ -96,32 +97,25 @@ class StepWatch:
 class StepFeed:
     """From the engine to the watchers; all on one event loop. capacity: summaries that a watcher's buffer holds."""
 
-    def __init__(
-        self,
-        core: Scheduler,
-        *,
-        capacity: int = _BUFFERED_STEPS,
-        clock_ns: Callable[[], int] = time.monotonic_ns,
-    ) -> None:
-        self._core = core
-        self._clock_ns = clock_ns
+    def __init__(self, *, capacity: int = _BUFFERED_STEPS, clock_ns: Callable[[], int] = time.monotonic_ns) -> None:
+        self.clock_ns = clock_ns
         self._capacity = capacity
         self._watches: dict[int, StepWatch] = {}
         self._num_watches = 0
         self._closed = False
-        self._planned: deque[StepSummary] = deque()
-        self._num_preemptions = core.counters.preemptions
 
     @property
     def num_watchers(self) -> int:
         """Watches that are open."""
         return len(self._watches)
 
+    def tap(self, core: Scheduler, worker: str = "") -> StepTap:
+        """Where the steps of one worker come in."""
+        return StepTap(self, core, worker)
+
     @contextmanager
     def watch(self) -> Iterator[StepWatch]:
         """Watches from the next plan on, until the block is left."""
-        if not self._watches:
-            self._num_preemptions = self._core.counters.preemptions
         self._num_watches += 1
         number, watch = self._num_watches, StepWatch(self._capacity)
         self._watches[number] = watch
@@ -131,8 +125,6 @@ class StepFeed:
             yield watch
         finally:
             del self._watches[number]
-            if not self._watches:
-                self._planned.clear()
 
     def close(self) -> None:
         """Ends all watches, those that begin later too: a server that stops does not wait for them."""
@@ -140,16 +132,35 @@ class StepFeed:
         for watch in self._watches.values():
             watch.close()
 
+    def push(self, summary: StepSummary) -> None:
+        """Hands a whole summary to all watchers."""
+        for watch in self._watches.values():
+            watch.push(summary)
+
+
+class StepTap:
+    """The steps of one worker, on their way into the feed."""
+
+    def __init__(self, feed: StepFeed, core: Scheduler, worker: str) -> None:
+        self._feed = feed
+        self._core = core
+        self._worker = worker
+        self._planned: deque[StepSummary] = deque()
+        self._num_preemptions = core.counters.preemptions
+
     def planned(self, plan: StepPlan) -> None:
         """A plan was made just now."""
-        if not self._watches:
-            return
         core, pool = self._core, self._core.blocks.pool
         preemptions = core.counters.preemptions
+        if not self._feed.num_watchers:
+            self._num_preemptions = preemptions
+            self._planned.clear()
+            return
         self._planned.append(
             StepSummary(
+                worker=self._worker,
                 step_id=plan.step_id,
-                planned_ns=self._clock_ns(),
+                planned_ns=self._feed.clock_ns(),
                 rows=len(plan.rows),
                 tokens=sum(plan.num_tokens),
                 admissions=len(plan.admissions),
@@ -169,18 +180,18 @@ class StepFeed:
 
     def settled(self, result: StepResult) -> None:
         """Its result was taken; plans before it were lost with their worker."""
-        if not self._watches:
+        if not self._feed.num_watchers:
             return
         while self._planned and self._planned[0].step_id < result.step_id:
             self._planned.popleft()
         if not self._planned or self._planned[0].step_id != result.step_id:
             return  # planned before anybody watched
         planned = self._planned.popleft()
-        summary = replace(
-            planned,
-            sampled_tokens=len(result.tokens),
-            execute_ns=result.execute_ns,
-            turnaround_ns=self._clock_ns() - planned.planned_ns,
+        self._feed.push(
+            replace(
+                planned,
+                sampled_tokens=len(result.tokens),
+                execute_ns=result.execute_ns,
+                turnaround_ns=self._feed.clock_ns() - planned.planned_ns,
+            )
         )
-        for watch in self._watches.values():
-            watch.push(summary)

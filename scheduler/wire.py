@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import itertools
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TypeVar
 
 from octavo.worker.v1alpha1 import worker_pb2 as pb
 from scheduler.core.plan import Admission, BlockCopies, StepPlan
 from scheduler.core.result import RowFlag, StepResult
+from scheduler.core.sequence import Sampling
 
-PROTOCOL_VERSION = 1
+_T = TypeVar("_T")
+
+PROTOCOL_VERSION = 2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -113,7 +119,6 @@ def _copies(copies: BlockCopies) -> pb.BlockCopies:
 
 
 def _admission(admission: Admission) -> pb.Admission:
-    sampling = admission.sampling
     return pb.Admission(
         sequence_id=admission.sequence_id,
         row=admission.row,
@@ -121,36 +126,57 @@ def _admission(admission: Admission) -> pb.Admission:
         token_ids=admission.token_ids,
         block_tables=[pb.BlockTable(blocks=admission.blocks)],
         num_computed_tokens=admission.num_computed_tokens,
-        sampling=pb.Sampling(
-            temperature=sampling.temperature,
-            top_k=sampling.top_k,
-            top_p=sampling.top_p,
-            min_p=sampling.min_p,
-            num_logprobs=sampling.num_logprobs,
-        ),
+        sampling=_sampling(admission.sampling),
         adapter_id=admission.adapter_id,
         seed=admission.seed,
         output_index=admission.output_index,
+        num_scored_tokens=admission.num_scored_tokens,
+    )
+
+
+def _sampling(sampling: Sampling) -> pb.Sampling:
+    return pb.Sampling(
+        temperature=sampling.temperature,
+        top_k=sampling.top_k,
+        top_p=sampling.top_p,
+        min_p=sampling.min_p,
+        num_logprobs=sampling.num_logprobs,
+        min_tokens=sampling.min_tokens,
+        masked_token_ids=sampling.masked_token_ids,
+        presence_penalty=sampling.presence_penalty,
+        frequency_penalty=sampling.frequency_penalty,
+        repetition_penalty=sampling.repetition_penalty,
+        bias_token_ids=[token_id for token_id, _ in sampling.logit_bias],
+        biases=[bias for _, bias in sampling.logit_bias],
+        allowed_token_ids=sampling.allowed_token_ids,
+        bad_words=[pb.TokenSequence(token_ids=token_ids) for token_ids in sampling.bad_words],
+        grammar=sampling.grammar,
+        eos_token_ids=sampling.eos_token_ids,
+        num_prompt_logprobs=sampling.num_prompt_logprobs,
     )
 
 
 def read_result(message: pb.StepResult, epoch: int) -> StepResult:
     """A result that came on a stream of the given epoch. Whether it answers a plan is the core's to check."""
-    top_tokens, top_logprobs = [], []
-    start = 0
-    for count in message.num_top:
-        top_tokens.append(tuple(message.top_tokens[start : start + count]))
-        top_logprobs.append(tuple(message.top_logprobs[start : start + count]))
-        start += count
     return StepResult(
         epoch=epoch,
         step_id=message.step_id,
         num_sampled=tuple(message.num_sampled),
         tokens=tuple(message.tokens),
         logprobs=tuple(message.logprobs),
-        top_tokens=tuple(top_tokens),
-        top_logprobs=tuple(top_logprobs),
+        top_tokens=_split(message.top_tokens, message.num_top),
+        top_logprobs=_split(message.top_logprobs, message.num_top),
         flags=tuple(map(RowFlag, message.flags)),
         execute_ns=message.execute_ns,
         copy_ns=message.copy_ns,
+        num_scored=tuple(message.num_scored),
+        scored_logprobs=tuple(message.scored_logprobs),
+        scored_top_tokens=_split(message.scored_top_tokens, message.scored_num_top),
+        scored_top_logprobs=_split(message.scored_top_logprobs, message.scored_num_top),
     )
+
+
+def _split(values: Sequence[_T], counts: Sequence[int]) -> tuple[tuple[_T, ...], ...]:
+    """The values in groups of these sizes."""
+    ends = list(itertools.accumulate(counts))
+    return tuple([tuple(values[end - count : end]) for end, count in zip(ends, counts, strict=True)])

@@ -34,12 +34,14 @@ class WorkerSession:
 
     Plans are written by a task of their own, in order: a worker that stops reading must not stop the engine.
     Results are collected in order and marked with `epoch`, which the owner sets before it sends the first plan; `wake`
-    is called whenever one has come and when the stream has ended, after which `ended` says why.
+    is called whenever one has come and when the stream has ended, after which `ended` says why, and `ended_here`
+    whether it was this side that ended it.
     """
 
     def __init__(self, call: _Call, wake: Callable[[], None]) -> None:
         self.epoch = 0
         self.ended: str | None = None
+        self.ended_here = False
         self._call = call
         self._wake = wake
         self._results: deque[StepResult] = deque()
@@ -60,7 +62,7 @@ class WorkerSession:
     def end(self, why: str) -> None:
         """Ends the session from this side."""
         if self.ended is None:
-            self.ended = why
+            self.ended, self.ended_here = why, True
         self._call.cancel()
 
     async def wait_ended(self) -> None:
@@ -99,8 +101,17 @@ class WorkerClient:
         self.address = address
         # Fences off the streams of schedulers that were started earlier, however often either of them reconnects.
         self._group_epoch = time.time_ns()
-        self._channel = grpc.aio.insecure_channel(address, options=WORKER_CHANNEL_OPTIONS)
+        self._open_channel()
+
+    def _open_channel(self) -> None:
+        self._channel = grpc.aio.insecure_channel(self.address, options=WORKER_CHANNEL_OPTIONS)
         self._stub = worker_pb2_grpc.WorkerServiceStub(self._channel)
+
+    async def reconnect(self) -> None:
+        """Leaves the connection, whatever state it is in, for a new one. Calls under way fail."""
+        old = self._channel
+        self._open_channel()
+        await old.close()
 
     async def capacity(self, timeout_s: float) -> wire.WorkerCapacity:
         """Asks the worker what it can do.

@@ -16,10 +16,12 @@ from worker.backend.select import make_backend
 from worker.config import ConfigError, WorkerConfig
 from worker.device_io import DeviceIO, make_io
 from worker.dummy_step import DummyStep
+from worker.grammar import GrammarMatchers
 from worker.kv_cache import KVCache, KVCacheSpec, KVScales
 from worker.kv_scales import FP8, measure_kv_scales
 from worker.loader.load import LoadedModel, choose_dtype, load_model, open_checkpoint
 from worker.loader.resolve import GGUFFile, resolve_model
+from worker.loader.tokenizer_source import tokenizer_source
 from worker.memory import num_host_blocks, num_kv_blocks
 from worker.profiling import MemoryGauge, largest_steps, profile_memory
 from worker.runner import Runner
@@ -58,6 +60,7 @@ class _Parts:
     max_model_len: int
     quantization: str
     largest_step: tuple[int, int]
+    grammars: GrammarMatchers | None
 
     def runner(self, num_blocks: int, num_host_blocks: int = 0) -> Runner:
         """One with a KV cache of its own."""
@@ -69,7 +72,7 @@ class _Parts:
             copy_blocks=self.backend.copy_blocks,
             scales=self.scales,
         )
-        return Runner(self.loaded.model, kv_cache, self.io)
+        return Runner(self.loaded.model, kv_cache, self.io, self.grammars)
 
     def first_steps(self) -> list[DummyStep]:
         """A decode row and a short prompt."""
@@ -135,6 +138,7 @@ def _load(config: WorkerConfig, device: torch.device) -> _Parts:
         dtype=kv_cache_dtype,
     )
     io = make_io(device)
+    tokenizer = tokenizer_source(files)
     default_tokens, default_rows = (_STEP_TOKENS, _STEP_ROWS) if device.type == "cuda" else (_UNLIMITED, _UNLIMITED)
     return _Parts(
         loaded=loaded,
@@ -145,6 +149,7 @@ def _load(config: WorkerConfig, device: torch.device) -> _Parts:
         max_model_len=max_model_len,
         quantization=config.quantization,
         largest_step=(config.max_num_batched_tokens or default_tokens, config.max_num_seqs or default_rows),
+        grammars=None if tokenizer is None else GrammarMatchers(tokenizer, loaded.config.vocab_size),
     )
 
 

@@ -7,7 +7,8 @@ tokens of different logits whose probabilities are equal as float32 numbers.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
+from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -16,10 +17,17 @@ import torch
 from worker.device_io import DeviceIO, HostIO
 from worker.device_philox import gumbel
 from worker.philox import MASK
-from worker.sampler import SMALLEST_TEMPERATURE, Sampled, SamplingColumns, sample
+from worker.sampler import NO_CHANGES, SMALLEST_TEMPERATURE, Changes, Sampled, SamplingColumns, mask_rows, sample
 from worker.step import no_ints
 
-Sampler = Callable[[torch.Tensor, SamplingColumns], Sampled]
+
+class Sampler(Protocol):
+    """A sampler as `worker.sampler.sample` defines it, for logits on its device."""
+
+    def __call__(self, logits: torch.Tensor, columns: SamplingColumns, changes: Changes = NO_CHANGES) -> Sampled:
+        """logits [R, V] -> a token per row. Rows with masks are written into."""
+        ...
+
 
 _ROWS_AT_ONCE = 64
 """Draws take some thirty bytes per row and token of the vocabulary while they run; this bounds them."""
@@ -36,11 +44,14 @@ class DeviceSampler:
     def __init__(self, io: DeviceIO) -> None:
         self._io = io
 
-    def __call__(self, logits: torch.Tensor, columns: SamplingColumns) -> Sampled:
+    def __call__(self, logits: torch.Tensor, columns: SamplingColumns, changes: Changes = NO_CHANGES) -> Sampled:
         """logits [R, V] of any float type -> a token per row. Waits for the device once."""
         if logits.shape[0] == 0:
             return _sampled(no_ints(), no_ints(), columns.num_logprobs, None)
         logits = logits.float()
+        if changes.masked.size:
+            uploaded = self._io.upload({"rows": changes.masked, "kept": changes.kept})
+            mask_rows(logits, uploaded["rows"], uploaded["kept"])
         low, high = torch.aminmax(logits, dim=1)
         finite = torch.isfinite(low) & torch.isfinite(high)  # both are NaN where a logit is
         tokens = logits.argmax(dim=1)
@@ -51,7 +62,13 @@ class DeviceSampler:
         asking = np.flatnonzero(columns.num_logprobs >= 0)
         if asking.size:
             rows = self._io.upload({"rows": asking})["rows"]
-            outcome += _logprobs(logits[rows], high[rows], tokens[rows], int(columns.num_logprobs.max()))
+            wanted, of_wanted = logits[rows], high[rows]
+            if changes.changed.size:
+                # Rows that were changed and ask, by their place among those that ask.
+                places = self._io.upload({"places": np.searchsorted(asking, changes.changed)})["places"]
+                wanted.index_copy_(0, places, changes.raw)
+                of_wanted = wanted.amax(dim=1)
+            outcome += _logprobs(wanted, of_wanted, tokens[rows], int(columns.num_logprobs.max()))
         arrived = self._io.download(outcome)
         logprobs = (asking, *arrived[2:]) if asking.size else None
         return _sampled(arrived[0], arrived[1], columns.num_logprobs, logprobs)

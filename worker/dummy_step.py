@@ -8,12 +8,19 @@ import numpy as np
 
 from worker.runner import Runner
 from worker.sequence_table import SequenceTable
-from worker.step import Admission, Limits, Sampling, StepPlan, plain_plan
+from worker.step import Admission, Limits, LogitRules, Sampling, StepPlan, plain_plan
 
 GREEDY = Sampling(temperature=0.0, top_k=0, top_p=1.0, min_p=0.0, num_logprobs=None)
 
-HEAVIEST = Sampling(temperature=1.0, top_k=0, top_p=0.9, min_p=0.0, num_logprobs=20)
-"""What takes the sampler most memory: sorted vocabularies for the draw and for the logprobs."""
+HEAVIEST = Sampling(
+    temperature=1.0,
+    top_k=0,
+    top_p=0.9,
+    min_p=0.0,
+    num_logprobs=20,
+    rules=LogitRules(allowed_token_ids=np.arange(1, dtype=np.int64)),
+)
+"""What takes the sampler most memory: logits before and after a mask, sorted for the draw and for the logprobs."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

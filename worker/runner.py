@@ -3,29 +3,41 @@
 from __future__ import annotations
 
 import time
+from dataclasses import replace
+from functools import partial
 
 import numpy as np
+import torch
 
 from worker.device_io import DeviceIO, Stopwatch
-from worker.device_sampler import make_sampler
+from worker.device_sampler import Sampler, make_sampler
 from worker.input_batch import InputBatch, build_input_batch
 from worker.kv_cache import KVCache
-from worker.models.model import Model, SamplingModel
-from worker.sampler import Sampled, SamplingColumns
-from worker.sequence_table import SequenceTable, sampling_rows
-from worker.step import RowFlag, StepPlan, StepResult, no_ints
+from worker.logit_adjuster import Adjustments
+from worker.models.model import Change, Model, SamplingModel
+from worker.prompt_scorer import Scoring, score
+from worker.sampler import NO_CHANGES, Sampled, SamplingColumns
+from worker.sequence_table import Grammars, SequenceTable, sampling_rows
+from worker.step import Limits, PromptScores, RowFlag, StepPlan, StepResult, no_ints
 
 
 class Runner:
     """A loaded model and its KV cache. It knows no rows: they belong to the stream whose plan it executes."""
 
-    def __init__(self, model: Model, kv_cache: KVCache, io: DeviceIO) -> None:
-        """io: of the device that holds both."""
+    def __init__(self, model: Model, kv_cache: KVCache, io: DeviceIO, grammars: Grammars | None = None) -> None:
+        """io: of the device that holds both. grammars: what rows with a grammar need; None if there may be none."""
+        self._grammars = grammars
         self._model = model
         self._kv_cache = kv_cache
         self._io = io
-        self._sample_logits = make_sampler(io)
-        self._sample = model.sample if isinstance(model, SamplingModel) else self._forward_and_sample
+        self._sample_logits: Sampler = make_sampler(io)
+        self._sample = self._forward_and_sample
+        if isinstance(model, SamplingModel):
+            self._sample_logits, self._sample = model.sample_logits, model.sample
+
+    def new_table(self, limits: Limits) -> SequenceTable:
+        """Rows for the plans of one stream."""
+        return SequenceTable(limits, self._grammars)
 
     def execute(self, table: SequenceTable, plan: StepPlan) -> StepResult:
         """Computes the plan's tokens and samples. Raises PlanError where the plan does not fit the table's rows; after
@@ -34,15 +46,38 @@ class Runner:
         table.apply(plan)
         copying = self._copy_blocks(plan)
         batch = build_input_batch(table, plan, self._kv_cache.spec.block_size, self._io)
-        sampled = self._sample(batch, self._kv_cache, table.sampling(sampling_rows(plan)))
+        rows = sampling_rows(plan)
+        columns, adjustments, scoring = table.sampling(rows), table.adjustments(rows), table.scoring(plan)
+        scores = None
+        if scoring is not None:
+            hidden, to_score = self._hidden_states(batch, scoring)
+            logits = self._model.project(hidden)
+            changes = NO_CHANGES if adjustments is None else adjustments.apply(logits, self._io)
+            sampled = self._sample_logits(logits, columns, changes)
+            scores = score(to_score, self._model.project, scoring, self._io)
+        else:
+            change = None if adjustments is None else partial(adjustments.apply, io=self._io)
+            sampled = self._sample(batch, self._kv_cache, columns, change)
         table.commit(plan, sampled.tokens)
         # A step that samples nothing has not waited yet; its duration is the device's all the same.
         self._io.wait()
         execute_ns = time.perf_counter_ns() - start
-        return _result(plan, sampled, execute_ns, copying.nanoseconds() if copying else 0)
+        copy_ns = copying.nanoseconds() if copying else 0
+        return _result(plan, sampled, adjustments, scores, execute_ns, copy_ns)
 
-    def _forward_and_sample(self, batch: InputBatch, kv_cache: KVCache, columns: SamplingColumns) -> Sampled:
-        return self._sample_logits(self._model.forward(batch, kv_cache), columns)
+    def _hidden_states(self, batch: InputBatch, scoring: Scoring) -> tuple[torch.Tensor, torch.Tensor]:
+        """Hidden states of the rows that sample [R, C], and of those that predict the tokens to be scored [P, C]."""
+        num_rows = batch.logits_indices.numel()
+        places = self._io.upload({"places": scoring.places})["places"]
+        both = replace(batch, logits_indices=torch.cat([batch.logits_indices, places]))
+        hidden = self._model.hidden_states(both, self._kv_cache)
+        return hidden[:num_rows], hidden[num_rows:]
+
+    def _forward_and_sample(
+        self, batch: InputBatch, kv_cache: KVCache, columns: SamplingColumns, change: Change | None = None
+    ) -> Sampled:
+        logits = self._model.forward(batch, kv_cache)
+        return self._sample_logits(logits, columns, NO_CHANGES if change is None else change(logits))
 
     def _copy_blocks(self, plan: StepPlan) -> Stopwatch | None:
         """Performs the plan's phases of block copies, one after the other. -> their time, None if there are none."""
@@ -62,12 +97,23 @@ class Runner:
         return copying
 
 
-def _result(plan: StepPlan, sampled: Sampled, execute_ns: int, copy_ns: int) -> StepResult:
+def _result(
+    plan: StepPlan,
+    sampled: Sampled,
+    adjustments: Adjustments | None,
+    scores: PromptScores | None,
+    execute_ns: int,
+    copy_ns: int,
+) -> StepResult:
     num_sampled = plan.max_samples.copy()
     num_sampled[plan.max_samples > 0] = sampled.finite
     flags = no_ints()
     if not sampled.finite.all():
-        flags = np.where(num_sampled < plan.max_samples, RowFlag.NON_FINITE, RowFlag.OK).astype(np.int32)
+        of_sampled = np.where(sampled.finite, RowFlag.OK, RowFlag.NON_FINITE).astype(np.int32)
+        if adjustments is not None:
+            adjustments.flag(of_sampled)
+        flags = np.zeros(plan.rows.size, np.int32)
+        flags[plan.max_samples > 0] = of_sampled
     return StepResult(
         step_id=plan.step_id,
         num_sampled=num_sampled,
@@ -79,4 +125,5 @@ def _result(plan: StepPlan, sampled: Sampled, execute_ns: int, copy_ns: int) -> 
         flags=flags,
         execute_ns=execute_ns,
         copy_ns=copy_ns,
+        scores=scores,
     )

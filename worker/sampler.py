@@ -6,6 +6,7 @@ by one, with draws only for what top-k and top-p left of the vocabulary; all oth
 
 The order, for a row with logits l (float32):
     raw logprobs    l - max(l) - log(sum(exp(l - max(l)))), before anything else
+    rules           what `worker.logit_adjuster` makes of l, for rows that have any
     temperature     x = (l - max(l)) / temperature; temperature 0 takes argmax(l)
     min_p           keep tokens with exp(x) >= min_p, the most likely token having exp(x) = 1
     top_k           keep the k largest
@@ -16,14 +17,15 @@ Among equal values the lowest token id wins everywhere. A row with a logit that 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
 from worker.philox import gumbel_of_tokens, gumbel_of_vocabulary
-from worker.step import FloatColumn, IntColumn
+from worker.step import FloatColumn, IdColumn, IntColumn, no_ids
 
 _Row = npt.NDArray[np.float32]
 _Ids = npt.NDArray[np.int64]
@@ -63,9 +65,32 @@ class Sampled:
     top_logprobs: FloatColumn
 
 
-def sample(logits: torch.Tensor, columns: SamplingColumns) -> Sampled:
-    """logits [R, V] of any float type on any device -> a token per row."""
+MASKED = -1e30
+"""Logit of a token that must not be drawn: below any that a model gives, and finite, as all logits must be."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Changes:
+    """What a sampler must know of logits [R, V] that were changed since the model gave them.
+
+    masked [M]: rows of which some tokens are not to be drawn; kept [M, V]: the others.
+    changed [K]: rows whose logits were others; raw [K, V]: those, which logprobs are of.
+    """
+
+    masked: IdColumn = field(default_factory=no_ids)
+    kept: npt.NDArray[np.bool_] = field(default_factory=lambda: np.empty((0, 0), np.bool_))
+    changed: IdColumn = field(default_factory=no_ids)
+    raw: torch.Tensor = field(default_factory=lambda: torch.empty((0, 0)))
+
+
+NO_CHANGES = Changes()
+
+
+def sample(logits: torch.Tensor, columns: SamplingColumns, changes: Changes = NO_CHANGES) -> Sampled:
+    """logits [R, V] of any float type on any device -> a token per row. Rows with masks are written into."""
     logits = logits.float()
+    if changes.masked.size:
+        mask_rows(logits, torch.from_numpy(changes.masked), torch.from_numpy(changes.kept))
     finite = _finite_rows(logits)
     tokens = np.where(finite, _argmax(logits), 0).astype(np.int32)
     for i in np.flatnonzero(finite & (columns.temperature > 0)):
@@ -78,7 +103,8 @@ def sample(logits: torch.Tensor, columns: SamplingColumns) -> Sampled:
             seed=int(columns.seeds[i]),
             output_index=int(columns.output_index[i]),
         )
-    logprobs, num_top, top_tokens, top_logprobs = _logprobs(logits, tokens, finite, columns.num_logprobs)
+    raw = {row: changes.raw[place] for place, row in enumerate(changes.changed.tolist())}
+    logprobs, num_top, top_tokens, top_logprobs = _logprobs(logits, raw, tokens, finite, columns.num_logprobs)
     return Sampled(
         finite=finite,
         tokens=tokens,
@@ -87,6 +113,17 @@ def sample(logits: torch.Tensor, columns: SamplingColumns) -> Sampled:
         top_tokens=top_tokens,
         top_logprobs=top_logprobs,
     )
+
+
+@torch.inference_mode()
+def mask_rows(logits: torch.Tensor, rows: torch.Tensor, kept: torch.Tensor) -> None:
+    """Masks the tokens of logits [R, V] that rows [M] do not keep, kept [M, V] booleans, all on one device. A row with
+    a logit that is not finite keeps one, also if it is among those that are masked."""
+    some = logits.index_select(0, rows)
+    finite = torch.isfinite(some.amax(dim=1)) & torch.isfinite(some.amin(dim=1))
+    some = torch.where(kept, some, MASKED)
+    some[:, 0] += torch.where(finite, 0.0, torch.nan)
+    logits.index_copy_(0, rows, some)
 
 
 def _finite_rows(logits: torch.Tensor) -> npt.NDArray[np.bool_]:
@@ -150,9 +187,14 @@ def _at_least(values: _Row, threshold: np.float32, k: int) -> _Ids:
 
 
 def _logprobs(
-    logits: torch.Tensor, tokens: IntColumn, finite: npt.NDArray[np.bool_], num_logprobs: IntColumn
+    logits: torch.Tensor,
+    raw_rows: Mapping[int, torch.Tensor],
+    tokens: IntColumn,
+    finite: npt.NDArray[np.bool_],
+    num_logprobs: IntColumn,
 ) -> tuple[FloatColumn, IntColumn, IntColumn, FloatColumn]:
-    """Columns logprobs, num_top, top_tokens, top_logprobs over the finite rows."""
+    """Columns logprobs, num_top, top_tokens, top_logprobs over the finite rows. raw_rows: logits [V] of rows for which
+    they are not those in `logits`."""
     empty = np.empty(0, np.float32), np.empty(0, np.int32), np.empty(0, np.int32), np.empty(0, np.float32)
     asked = num_logprobs[finite]
     if not (asked >= 0).any():
@@ -162,7 +204,7 @@ def _logprobs(
     for place, i in enumerate(np.flatnonzero(finite)):
         if num_logprobs[i] < 0:
             continue
-        row = logits[i].numpy(force=True)
+        row = raw_rows.get(int(i), logits[i]).numpy(force=True)
         raw = row - row.max()
         raw = raw - np.float32(np.log(np.exp(raw).sum(dtype=np.float64)))
         logprobs[place] = raw[tokens[i]]

@@ -12,19 +12,34 @@ A table that has raised is no longer consistent; it belongs to a stream that end
 
 from __future__ import annotations
 
+from typing import Protocol
+
 import numpy as np
 import numpy.typing as npt
 
+from worker.logit_adjuster import Adjustments
+from worker.prompt_scorer import Scoring
+from worker.row_rules import NO_MATCHER, Matcher, RowRules
 from worker.sampler import SamplingColumns
-from worker.step import Admission, IntColumn, Limits, PlanError, StepPlan
+from worker.step import Admission, IntColumn, Limits, LogitRules, PlanError, StepPlan
+
+
+class Grammars(Protocol):
+    """What makes matchers of grammars."""
+
+    def matcher(self, rules: LogitRules, output: list[int]) -> Matcher:
+        """That of a row's grammar, which has seen the output."""
+        ...
 
 
 class SequenceTable:
     """Rows of one stream. token_ids [rows, max_model_len] and block_tables [rows, max blocks] int32; num_tokens,
     num_computed and num_blocks [rows] int32."""
 
-    def __init__(self, limits: Limits) -> None:
+    def __init__(self, limits: Limits, grammars: Grammars | None = None) -> None:
+        """grammars: what makes matchers for rows that have a grammar; None if no row may have one."""
         rows = limits.num_rows
+        self._grammars = grammars
         self._limits = limits
         self._last_step_id = -1
         self.token_ids = np.zeros((rows, limits.max_model_len), np.int32)
@@ -41,6 +56,9 @@ class SequenceTable:
             seeds=np.zeros(rows, np.uint64),
             output_index=np.zeros(rows, np.int64),
         )
+        # Rows that have rules for their logits, and rows of whose prompt there are tokens to be scored: most have none.
+        self._rules: dict[int, RowRules] = {}
+        self._to_score: dict[int, Admission] = {}
 
     def apply(self, plan: StepPlan) -> None:
         """Makes the plan's releases, admissions and table edits, in this order, and checks its scheduled rows.
@@ -69,6 +87,13 @@ class SequenceTable:
         self.token_ids[rows, places] = tokens
         self.num_tokens[rows] = places + 1
         self._sampling.output_index[rows] += 1
+        if self._rules:
+            for row, token in zip(rows.tolist(), tokens.tolist(), strict=True):
+                if (rules := self._rules.get(row)) is not None:
+                    rules.append(token)
+        if self._to_score:
+            for row in [row for row, admission in self._to_score.items() if not self._num_to_score(row, admission)]:
+                del self._to_score[row]
 
     def sampling(self, rows: IntColumn) -> SamplingColumns:
         """The sampling parameters of rows [R], output_index being that of the token to be sampled next."""
@@ -83,11 +108,60 @@ class SequenceTable:
             output_index=columns.output_index[rows],
         )
 
+    def adjustments(self, rows: IntColumn) -> Adjustments | None:
+        """What the rules of rows [R] will make of their logits; None if none of them has any. What can be done before
+        the logits are there begins now."""
+        if not self._rules:
+            return None
+        places = np.array([place for place, row in enumerate(rows.tolist()) if row in self._rules], np.int64)
+        if not places.size:
+            return None
+        with_rules = rows[places]
+        asking = places[self._sampling.num_logprobs[with_rules] >= 0]
+        rules = [self._rules[row] for row in with_rules.tolist()]
+        for row in rules:
+            row.start()
+        return Adjustments(places, rules, asking)
+
+    def scoring(self, plan: StepPlan) -> Scoring | None:
+        """The prompt tokens that the plan's rows are to be scored on; None if there are none."""
+        if self._to_score.keys().isdisjoint(plan.rows.tolist()):
+            return None
+        num_scored = np.zeros(plan.rows.size, np.int32)
+        places, targets, num_top = [], [], []
+        begin = 0  # of a row's tokens among those of the step
+        for i, (row, num_tokens) in enumerate(zip(plan.rows.tolist(), plan.num_tokens.tolist(), strict=True)):
+            if (admission := self._to_score.get(row)) is not None:
+                start = int(self.num_computed[row])
+                first = max(start, admission.num_scored_tokens)
+                # The token at `first` predicts the one after it; the prompt's last one predicts none of the prompt.
+                last = min(start + num_tokens, admission.num_prompt_tokens - 1)
+                num_scored[i] = max(last - first, 0)
+                places.append(np.arange(first, last) + (begin - start))
+                targets.append(self.token_ids[row, first + 1 : last + 1])
+                num_top.append(np.full(num_scored[i], admission.sampling.num_prompt_logprobs, np.int32))
+            begin += num_tokens
+        if not num_scored.any():
+            return None
+        return Scoring(
+            num_scored=num_scored,
+            places=np.concatenate(places).astype(np.int64),
+            targets=np.concatenate(targets).astype(np.int64),
+            num_top=np.concatenate(num_top),
+        )
+
+    def _num_to_score(self, row: int, admission: Admission) -> int:
+        """Prompt tokens that the row's next tokens predict and whose logprobs are wanted."""
+        done = max(int(self.num_computed[row]), admission.num_scored_tokens)
+        return max(admission.num_prompt_tokens - 1 - done, 0)
+
     def _release(self, rows: IntColumn) -> None:
         for row in rows.tolist():
             if not self.num_tokens[row]:
                 raise PlanError("released_rows", row, "the row is free")
             self.num_tokens[row] = 0
+            self._rules.pop(row, None)
+            self._to_score.pop(row, None)
 
     def _admit(self, admission: Admission) -> None:
         row, length, blocks = admission.row, admission.token_ids.size, admission.blocks
@@ -106,6 +180,18 @@ class SequenceTable:
         columns.num_logprobs[row] = -1 if sampling.num_logprobs is None else sampling.num_logprobs
         columns.seeds[row] = admission.seed
         columns.output_index[row] = admission.output_index
+        if sampling.rules is not None:
+            self._rules[row] = self._make_rules(admission, sampling.rules)
+        if sampling.num_prompt_logprobs is not None and self._num_to_score(row, admission):
+            self._to_score[row] = admission
+
+    def _make_rules(self, admission: Admission, rules: LogitRules) -> RowRules:
+        prompt, output = np.split(admission.token_ids, [admission.num_prompt_tokens])
+        matcher: Matcher | None = None
+        if rules.grammar:
+            matcher = NO_MATCHER if self._grammars is None else self._grammars.matcher(rules, output.tolist())
+        width = self._limits.logits_width
+        return RowRules(rules, prompt.tolist(), output.tolist(), width=width, matcher=matcher)
 
     def _edit(self, rows: IntColumn, indices: IntColumn, blocks: IntColumn) -> None:
         self._require_in_use("table_edits.rows", rows)

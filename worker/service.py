@@ -91,6 +91,8 @@ class WorkerService(pb_grpc.WorkerServiceServicer):
         reader = asyncio.create_task(_read_plans(request_iterator, session))
         end: Exception | None = None
         try:
+            # A step of the stream before may still run, or hang: what is sent to us meanwhile would wait behind it.
+            await self._executor.call(lambda: None)
             await context.write(wire.write_opened(session.epoch))
             while (outcome := await session.next_outcome()) is not None:
                 if isinstance(outcome, Exception):

@@ -14,7 +14,6 @@ import structlog
 from worker.executor import Executor
 from worker.metrics import StepCounters
 from worker.runner import Runner
-from worker.sequence_table import SequenceTable
 from worker.step import PROTOCOL_VERSION, Capacity, Limits, Open, PlanError, StepPlan, StepResult
 
 log = structlog.get_logger()
@@ -52,7 +51,7 @@ class Session:
     def __init__(self, open_: Open, limits: Limits, runner: Runner, executor: Executor, counters: StepCounters) -> None:
         self.epoch = open_.group_epoch
         self.limits = limits
-        self._table = SequenceTable(limits)
+        self._table = runner.new_table(limits)
         self._runner = runner
         self._executor = executor
         self._counters = counters

@@ -9,21 +9,27 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 import numpy.typing as npt
 
 IntColumn = npt.NDArray[np.int32]
+IdColumn = npt.NDArray[np.int64]
 FloatColumn = npt.NDArray[np.float32]
 
-PROTOCOL_VERSION = 1
+PROTOCOL_VERSION = 2
 """Both ends of a stream must carry the same; it changes with every change of the step plane's meaning."""
 
 
 def no_ints() -> IntColumn:
     """An empty column."""
     return np.empty(0, np.int32)
+
+
+def no_ids() -> IdColumn:
+    """An empty column of token ids that index."""
+    return np.empty(0, np.int64)
 
 
 class PlanError(Exception):
@@ -41,6 +47,8 @@ class RowFlag(enum.IntEnum):
 
     OK = 0
     NON_FINITE = 1
+    DEAD_END = 2
+    GRAMMAR_TOO_SLOW = 3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -101,10 +109,31 @@ class Limits:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class LogitRules:
+    """What changes a row's logits before a token is drawn; fields as in the protocol, each neutral by default.
+
+    masked_token_ids, bias_token_ids, allowed_token_ids: distinct ids int64; biases float32, one per bias_token_ids.
+    """
+
+    min_tokens: int = 0
+    masked_token_ids: IdColumn = field(default_factory=no_ids)
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    repetition_penalty: float = 1.0
+    bias_token_ids: IdColumn = field(default_factory=no_ids)
+    biases: FloatColumn = field(default_factory=lambda: np.empty(0, np.float32))
+    allowed_token_ids: IdColumn = field(default_factory=no_ids)
+    bad_words: tuple[tuple[int, ...], ...] = ()
+    grammar: str = ""
+    eos_token_ids: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Sampling:
     """Resolved sampling parameters of a row. temperature 0 is greedy; top_k 0, top_p 1 and min_p 0 are off.
 
-    num_logprobs: None for none, 0 for the sampled token's, k for the k most likely besides.
+    num_logprobs: None for none, 0 for the sampled token's, k for the k most likely besides. num_prompt_logprobs: the
+    same for the prompt's tokens. The others are those of `LogitRules`.
     """
 
     temperature: float
@@ -112,11 +141,14 @@ class Sampling:
     top_p: float
     min_p: float
     num_logprobs: int | None
+    num_prompt_logprobs: int | None = None
+    rules: LogitRules | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Admission:
-    """Gives a row to a sequence; all that the worker knows of it. output_index is that of the next token sampled."""
+    """Gives a row to a sequence; all that the worker knows of it. output_index is that of the next token sampled;
+    num_scored_tokens: prompt tokens, the first not counted, whose logprobs are not asked for again."""
 
     sequence_id: int
     row: int
@@ -127,6 +159,7 @@ class Admission:
     sampling: Sampling
     seed: int
     output_index: int
+    num_scored_tokens: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -188,12 +221,26 @@ def plain_plan(
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class PromptScores:
+    """Raw logprobs of prompt tokens: num_scored of each scheduled row, then the columns of all of them, row by row.
+
+    num_top: entries of each token in top_tokens and top_logprobs, most likely first; empty if none were asked for.
+    """
+
+    num_scored: IntColumn
+    logprobs: FloatColumn
+    num_top: IntColumn
+    top_tokens: IntColumn
+    top_logprobs: FloatColumn
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class StepResult:
     """The answer to a plan; columns are in the order of its scheduled rows.
 
     num_sampled: per row. tokens: row by row. logprobs, num_top: per token, or empty if no row asked.
     top_tokens, top_logprobs: token by token. flags: per row, or empty if all are OK. execute_ns: duration of the step.
-    copy_ns: the part of it that block copies took, 0 if there were none.
+    copy_ns: the part of it that block copies took, 0 if there were none. scores: None if no prompt token was scored.
     """
 
     step_id: int
@@ -206,3 +253,4 @@ class StepResult:
     flags: IntColumn
     execute_ns: int
     copy_ns: int
+    scores: PromptScores | None = None

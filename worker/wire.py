@@ -9,6 +9,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Sequence, Sized
+from typing import Any
 
 import numpy as np
 
@@ -19,10 +20,13 @@ from worker.step import (
     Admission,
     BlockCopies,
     Capacity,
+    IdColumn,
     IntColumn,
     Limits,
+    LogitRules,
     Open,
     PlanError,
+    PromptScores,
     Sampling,
     StepPlan,
     StepResult,
@@ -82,8 +86,19 @@ def write_result(result: StepResult) -> pb.ExecuteResponse:
             flags=result.flags.tolist(),
             execute_ns=result.execute_ns,
             copy_ns=result.copy_ns,
+            **({} if result.scores is None else _scores(result.scores)),
         )
     )
+
+
+def _scores(scores: PromptScores) -> dict[str, list[Any]]:
+    return {
+        "num_scored": scores.num_scored.tolist(),
+        "scored_logprobs": scores.logprobs.tolist(),
+        "scored_num_top": scores.num_top.tolist(),
+        "scored_top_tokens": scores.top_tokens.tolist(),
+        "scored_top_logprobs": scores.top_logprobs.tolist(),
+    }
 
 
 def write_opened(group_epoch: int) -> pb.ExecuteResponse:
@@ -172,6 +187,12 @@ def _read_admission(message: pb.Admission, limits: Limits) -> Admission:
     if message.num_computed_tokens > most_computed:
         limit = f"{tokens.size} token_ids and {blocks.size} blocks allow at most {most_computed}"
         raise PlanError(f"{name}.num_computed_tokens", message.num_computed_tokens, limit)
+    unscored = min(message.num_computed_tokens, message.num_prompt_tokens - 1) - message.num_scored_tokens
+    if message.sampling.HasField("num_prompt_logprobs") and unscored > 0:
+        limit = (
+            f"num_scored_tokens is {message.num_scored_tokens}, the logprobs of {unscored} tokens could not be given"
+        )
+        raise PlanError(f"{name}.num_computed_tokens", message.num_computed_tokens, limit)
     if message.adapter_id:
         raise PlanError(f"{name}.adapter_id", message.adapter_id, "only 0, no adapter, is accepted yet")
     return Admission(
@@ -184,6 +205,7 @@ def _read_admission(message: pb.Admission, limits: Limits) -> Admission:
         sampling=_read_sampling(f"{name}.sampling", message.sampling, limits),
         seed=message.seed,
         output_index=message.output_index,
+        num_scored_tokens=message.num_scored_tokens,
     )
 
 
@@ -195,15 +217,65 @@ def _read_sampling(name: str, message: pb.Sampling, limits: Limits) -> Sampling:
     if not 0 <= message.min_p <= 1:
         raise PlanError(f"{name}.min_p", message.min_p, "it must be in [0, 1]")
     num_logprobs = message.num_logprobs if message.HasField("num_logprobs") else None
-    if num_logprobs is not None:
-        _below(f"{name}.num_logprobs", num_logprobs, limits.logits_width + 1, "logits width")
+    num_prompt_logprobs = message.num_prompt_logprobs if message.HasField("num_prompt_logprobs") else None
+    for field, count in (("num_logprobs", num_logprobs), ("num_prompt_logprobs", num_prompt_logprobs)):
+        if count is not None:
+            _below(f"{name}.{field}", count, limits.logits_width + 1, "logits width")
     return Sampling(
         temperature=message.temperature,
         top_k=min(message.top_k, limits.logits_width),  # above the vocabulary is the same as off
         top_p=message.top_p,
         min_p=message.min_p,
         num_logprobs=num_logprobs,
+        num_prompt_logprobs=num_prompt_logprobs,
+        rules=_read_rules(name, message, limits),
     )
+
+
+def _read_rules(name: str, message: pb.Sampling, limits: Limits) -> LogitRules | None:
+    """What the row's logits are changed by; None if by nothing."""
+    for field in ("presence_penalty", "frequency_penalty", "repetition_penalty"):
+        value = getattr(message, field)
+        if not math.isfinite(value) or (field == "repetition_penalty" and value < 0):
+            raise PlanError(f"{name}.{field}", value, "it must be finite, and a repetition_penalty at least 0")
+    if message.grammar and not message.eos_token_ids:
+        raise PlanError(f"{name}.eos_token_ids", "no id", "a grammar needs one to end with")
+    _same_length(f"{name}.biases", message.biases, f"{name}.bias_token_ids", message.bias_token_ids)
+    biases = np.fromiter(message.biases, np.float32, len(message.biases))
+    if not np.isfinite(biases).all():
+        raise PlanError(f"{name}.biases", "a number that is not finite", "each must be finite")
+    bad_words = tuple(tuple(word.token_ids) for word in message.bad_words)
+    if not all(bad_words):
+        raise PlanError(f"{name}.bad_words", "an empty sequence", "each has at least one token")
+    if bad_words:
+        _below(f"{name}.bad_words", max(map(max, bad_words)), limits.logits_width, "logits width")
+    rules = LogitRules(
+        min_tokens=message.min_tokens,
+        masked_token_ids=_ids(f"{name}.masked_token_ids", message.masked_token_ids, limits),
+        presence_penalty=message.presence_penalty,
+        frequency_penalty=message.frequency_penalty,
+        repetition_penalty=message.repetition_penalty or 1.0,
+        bias_token_ids=_ids(f"{name}.bias_token_ids", message.bias_token_ids, limits),
+        biases=biases,
+        allowed_token_ids=_ids(f"{name}.allowed_token_ids", message.allowed_token_ids, limits),
+        bad_words=bad_words,
+        grammar=message.grammar,
+        eos_token_ids=tuple(_ids(f"{name}.eos_token_ids", message.eos_token_ids, limits).tolist()),
+    )
+    return rules if _changes_logits(rules) else None
+
+
+def _changes_logits(rules: LogitRules) -> bool:
+    masks = rules.min_tokens and rules.masked_token_ids.size
+    penalties = rules.presence_penalty or rules.frequency_penalty or rules.repetition_penalty != 1
+    sets = rules.bias_token_ids.size or rules.allowed_token_ids.size
+    return bool(masks or penalties or sets or rules.bad_words or rules.grammar)
+
+
+def _ids(name: str, values: Sequence[int], limits: Limits) -> IdColumn:
+    numbers = _numbers(name, values, limits.logits_width, "logits width")
+    _distinct(name, numbers)
+    return np.array(numbers, np.int64)
 
 
 _DEVICE, _HOST = "device blocks", "host blocks"

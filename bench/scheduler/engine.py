@@ -21,6 +21,7 @@ from scheduler.core.scheduler import Scheduler
 from scheduler.core.sequence import SequenceSpec
 from scheduler.engine import Engine, EngineConfig
 from scheduler.messages import Add, StepUpdate
+from scheduler.step_timeout import StepTimeout
 from scheduler.worker_client import WorkerClient
 
 _RUNNING = (16, 64, 256)
@@ -31,17 +32,26 @@ async def engine_us(running: int, address: str) -> float:
     """CPU time of this process per step: core, wire, gRPC and event loop; delivery to clients excluded."""
     worker = WorkerClient(address)
     capacity = await worker.capacity(10)
+    await worker.close()
     core = CoreConfig(
         num_blocks=fake_worker.NUM_BLOCKS, max_num_seqs=running, max_num_batched_tokens=max(2048, running)
     )
-    config = EngineConfig(max_model_len=fake_worker.MAX_MODEL_LEN, worker_grace_s=5)
-    engine = Engine(Scheduler(core), config, worker, capacity, on_session=lambda connected: None)
+    config = EngineConfig(
+        max_model_len=fake_worker.MAX_MODEL_LEN,
+        max_num_seqs=core.max_num_seqs,
+        max_num_batched_tokens=core.max_num_batched_tokens,
+        worker_grace_s=5,
+        step_timeout=StepTimeout(base_s=60, per_token_s=0),
+    )
+    scheduler = Scheduler(core)
+    engine = Engine(config, capacity.config_digest, lambda _: scheduler, on_health=lambda worker, healthy: None)
+    engine.join(address, capacity)
     ended, warm, done = 0, asyncio.Event(), asyncio.Event()
 
     def deliver(update: StepUpdate) -> None:
         nonlocal ended
         ended += len(update.ends)
-        if engine.core.counters.steps >= _WARM_UP:
+        if scheduler.counters.steps >= _WARM_UP:
             warm.set()
         if ended == running:
             done.set()
@@ -51,13 +61,12 @@ async def engine_us(running: int, address: str) -> float:
         prompt = tuple((number * 131 + place) % 32768 for place in range(_PROMPT))
         engine.send(Add(specs=(SequenceSpec(sequence_id=number, prompt=prompt, max_tokens=_STEPS),)))
     await warm.wait()
-    begin_steps, begin = engine.core.counters.steps, time.process_time_ns()
+    begin_steps, begin = scheduler.counters.steps, time.process_time_ns()
     await done.wait()
     spent_us = (time.process_time_ns() - begin) / 1e3
-    steps = engine.core.counters.steps - begin_steps
+    steps = scheduler.counters.steps - begin_steps
     task.cancel()
     await asyncio.wait([task])
-    await worker.close()
     return spent_us / steps
 
 

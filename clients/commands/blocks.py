@@ -43,8 +43,9 @@ def run(args: argparse.Namespace) -> int:
                 "yes" if block.indexed else "",
                 ", ".join(f"{name}[{index}]" if index else name for name, index, _ in block.users),
                 block.tenant,
+                block.worker,
             )
             for block in blocks
         ]
-    print_table(("BLOCK", "STATE", "REFERENCES", "TOKENS", "INDEXED", "USERS", "TENANT"), rows)
+    print_table(("BLOCK", "STATE", "REFERENCES", "TOKENS", "INDEXED", "USERS", "TENANT", "WORKER"), rows)
     return 0

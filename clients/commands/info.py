@@ -22,8 +22,11 @@ def add_parser(commands: options.Commands) -> None:
 def run(args: argparse.Namespace) -> int:
     """Run the sub-command."""
     with Client(args.target) as client:
-        sections = {"model": asdict(client.model_info(timeout=args.timeout))}
-        sections |= asdict(client.stats(timeout=args.timeout))
+        sections: dict[str, dict[str, object]] = {"model": asdict(client.model_info(timeout=args.timeout))}
+        stats = asdict(client.stats(timeout=args.timeout))
+    del stats["worker"]  # the first of them
+    sections |= {f"worker {worker['address']}": worker for worker in stats.pop("workers")}
+    sections |= stats
     for section, values in sections.items():
         print(section)
         for name, value in values.items():
@@ -32,6 +35,8 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _shown(value: object) -> str:
+    if isinstance(value, dict):
+        return ", ".join(f"{name} {figure}" for name, figure in value.items())
     if isinstance(value, bytes):
         return value.hex()
     if isinstance(value, tuple):

@@ -9,7 +9,8 @@ from clients.commands import options
 from clients.commands.table import print_table
 
 _HEADER = (
-    "REQUEST", "STATE", "PLACE", "AGE", "PROMPT", "OUTPUT", "COMPUTED", "BLOCKS", "PREEMPTED", "PRIORITY", "TENANT"
+    "REQUEST", "STATE", "PLACE", "AGE", "PROMPT", "OUTPUT", "COMPUTED", "BLOCKS", "PREEMPTED", "PRIORITY", "TENANT",
+    "WORKER",
 )  # fmt: skip
 
 
@@ -48,6 +49,7 @@ def run(args: argparse.Namespace) -> int:
                 one.preemptions,
                 one.priority,
                 one.tenant,
+                one.worker,
             )
             for one in sequences
         ),

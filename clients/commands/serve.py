@@ -25,8 +25,10 @@ def add_parser(commands: options.Commands) -> None:
         "serve",
         help="serve a model on this machine",
         description="Start a scheduler and a worker as processes of their own and serve until Ctrl-C or SIGTERM, which "
-        "lets running requests end; a second one ends everything at once. A worker that dies is started again while "
-        "the scheduler keeps its requests. Exits with 0 if no request was lost.",
+        "lets running requests end; a second one ends everything at once. A worker that dies or hangs is started again "
+        "while the scheduler keeps its requests. Exits with 0 if no request was lost, with 1 if one was or a service "
+        "cannot go on, with 130 if it is stopped before it serves, and with 128 and the signal's number if a second "
+        "signal ends it.",
         allow_abbrev=False,
     )
     parser.add_argument(

@@ -47,6 +47,8 @@ SCHEDULER = (
     _flag("--reasoning-parser", "NAME", "how reasoning is found in the output"),
     _flag("--record", "FILE", "record the scheduler's inputs, for octavo replay"),
     _flag("--worker-grace", "SECONDS", "how long requests wait for a lost worker"),
+    _flag("--step-timeout", "SECONDS", "how long a step may take before its worker counts as hung"),
+    _flag("--step-timeout-per-token", "SECONDS", "how much longer for each token of the step"),
     _flag("--drain-grace", "SECONDS", "how long running requests may take at shutdown"),
     _flag("--log-prompts", None, "log the prompt of each request"),
     _flag("--served-model-name", "NAME", "name of the model in requests and answers"),

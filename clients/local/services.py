@@ -1,6 +1,8 @@
 """A scheduler and a worker on this machine, from their start to their end.
 
 - A worker that dies after the start is started again, with growing pauses; the scheduler keeps the requests meanwhile.
+- A worker that hangs is killed first: the scheduler has dropped its stream over an overdue step (--step-timeout), and
+  it does not open another one.
 - A scheduler that dies ends everything: what it knew is lost.
 - At shutdown the scheduler drains first, while the worker still computes for it; then the worker goes.
 """
@@ -8,6 +10,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
 from dataclasses import dataclass
 from types import TracebackType
@@ -24,6 +27,8 @@ from clients.results import ModelInfo
 _POLL_SECONDS = 0.05
 _WORKER_STOP_SECONDS = 10.0
 _MAX_PAUSE_SECONDS = 30.0
+_HANG_POLL_SECONDS = 0.5
+_HUNG_SECONDS = 5.0  # without a stream, after it had one; a worker that is well opens the next one within a second
 _HEALTHY_SECONDS = 60.0  # a worker that lived this long starts the pauses afresh
 
 
@@ -102,7 +107,11 @@ class Services:
         pause = 0.0
         while self._worker is not None:
             started = time.monotonic()
-            await self._worker.wait()
+            hang = asyncio.create_task(self._kill_when_hung(self._worker))
+            try:
+                await self._worker.wait()
+            finally:
+                hang.cancel()
             if time.monotonic() - started > _HEALTHY_SECONDS:
                 pause = 0.0
             when = f" in {pause:g} s" if pause else ""
@@ -110,6 +119,17 @@ class Services:
             await asyncio.sleep(pause)
             pause = min(max(1.0, 2 * pause), _MAX_PAUSE_SECONDS)
             self._worker = await self._start_worker()
+
+    async def _kill_when_hung(self, worker: Child) -> None:
+        had_stream, since = False, time.monotonic()
+        async with AsyncClient(self._config.scheduler.target) as client:
+            while not had_stream or time.monotonic() - since < _HUNG_SECONDS:
+                await asyncio.sleep(_HANG_POLL_SECONDS)
+                with contextlib.suppress(UnavailableError, DeadlineError):
+                    if (await client.stats(timeout=_HUNG_SECONDS)).worker.connected:
+                        had_stream, since = True, time.monotonic()
+        notice(f"the worker runs, but has no stream with the scheduler for {_HUNG_SECONDS:g} s; killing it")
+        worker.kill()
 
     async def __aenter__(self) -> Self:
         return self

@@ -234,7 +234,12 @@ private:
             });
             member.meet();
             finish(member, m.layers[last], b.wanted_attended, b.wanted_residual, rows, m.final_norm);
-            project(member, rows);
+            if (a.hidden == nullptr)
+                project(member, rows);
+            else
+                member.share(rows, [&](std::int64_t begin, std::int64_t end) {
+                    for (std::int64_t row = begin; row < end; ++row) copy(b.x[row], a.hidden + row * hidden, hidden);
+                });
         }
         member.meet();  // asleep, if need be, in this wait and not in the region's own
     }
@@ -373,7 +378,8 @@ private:
         member.share_pieces(rows, 1, [&](std::int64_t row, std::int64_t) {
             Best best = b.bests[row];
             for (std::int64_t t = 1; t < member.threads(); ++t) best.add(b.bests[t * b.bests_stride + row]);
-            if (!sample_row(a.sampling, row, best, keeps ? b.logits[row] : nullptr, linear.n)) out_of_memory = true;
+            const float* logits = keeps ? b.logits[row] : nullptr;
+            if (!sample_row(a.sampling, row, best, logits, logits, linear.n)) out_of_memory = true;
         });
     }
 };

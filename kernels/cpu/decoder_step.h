@@ -50,6 +50,7 @@ struct DecoderStepArguments {
     const std::int64_t* logits_indices;  // [num_logits], places in 0..tokens - 1
     std::int64_t num_logits;
     float* logits;  // [num_logits, V], or null where nobody wants them
+    float* hidden;  // [num_logits, C]: what the vocabulary projection would read, in place of its results; or null
     std::int64_t num_threads;
     std::int64_t samples;  // whether `sampling`, of num_logits rows, counts; logits may be null only then
     SamplingColumns sampling;

@@ -26,8 +26,8 @@ _ARGUMENTS = {
     "rope_and_cache": "20q",
     "attention": "17qdqd3q",
     "silu_and_mul": "7q",
-    "sample": "18q",
-    "decoder_step": "33q",
+    "sample": "20q",
+    "decoder_step": "34q",
 }
 
 

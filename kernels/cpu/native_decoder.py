@@ -122,12 +122,24 @@ class NativeDecoder:
     def vocab_size(self) -> int:
         return self._parts.lm_head.out_features
 
-    def forward(self, batch: StepBatch, caches: PagedCaches) -> torch.Tensor:
+    def forward(self, batch: StepBatch, caches: PagedCaches, *, out: torch.Tensor | None = None) -> torch.Tensor:
         """Computes the batch's tokens and writes their keys and values -> logits [R, V] float32, in the order of
-        logits_indices. Raises ValueError naming what is out of range; nothing is written then."""
-        logits = torch.empty((batch.logits_indices.numel(), self.vocab_size))
-        self._run(batch, caches, logits.data_ptr(), False, NO_SAMPLING)
+        logits_indices. Raises ValueError naming what is out of range; nothing is written then.
+
+        out: where to put them, if not into fresh memory; contiguous.
+        """
+        shape = (batch.logits_indices.numel(), self.vocab_size)
+        if out is not None and (out.shape != shape or out.dtype is not torch.float32 or not out.is_contiguous()):
+            raise ValueError(f"decoder_step: out must be {list(shape)} in float32, contiguous")
+        logits = torch.empty(shape) if out is None else out
+        self._run(batch, caches, logits.data_ptr(), 0, False, NO_SAMPLING)
         return logits
+
+    def hidden_states(self, batch: StepBatch, caches: PagedCaches) -> torch.Tensor:
+        """Like `forward`, but gives what the vocabulary projection reads of these rows: [R, C] float32."""
+        hidden = torch.empty((batch.logits_indices.numel(), self._parts.lm_head.in_features))
+        self._run(batch, caches, 0, hidden.data_ptr(), False, NO_SAMPLING)
+        return hidden
 
     def sample(self, batch: StepBatch, caches: PagedCaches, sampling: Sampling) -> None:
         """Like `forward`, but instead of giving the logits of R rows it fills the results of `sampling`."""
@@ -137,10 +149,16 @@ class NativeDecoder:
                 f"decoder_step: sampling must be of {rows} rows and {self.vocab_size} tokens, got {sampling.rows} and "
                 f"{sampling.width}"
             )
-        self._run(batch, caches, 0, True, sampling.description)
+        self._run(batch, caches, 0, 0, True, sampling.description)
 
     def _run(
-        self, batch: StepBatch, caches: PagedCaches, logits: int, samples: bool, sampling: tuple[int, ...]
+        self,
+        batch: StepBatch,
+        caches: PagedCaches,
+        logits: int,
+        hidden: int,
+        samples: bool,
+        sampling: tuple[int, ...],
     ) -> None:
         op = "decoder_step"
         tokens, num_seqs, rows = batch.token_ids.numel(), batch.seq_lens.numel(), batch.logits_indices.numel()
@@ -168,6 +186,7 @@ class NativeDecoder:
             batch.logits_indices.data_ptr(),
             rows,
             logits,
+            hidden,
             self._num_threads,
             samples,
             *sampling,

@@ -10,11 +10,13 @@ from __future__ import annotations
 
 from typing import NoReturn
 
+import numpy as np
+import numpy.typing as npt
 import torch
 
 from kernels.cpu.library import NativeLibrary
 from kernels.cpu.packed_linear import STORAGE_DTYPES, PackedLinear
-from kernels.cpu.sampling import Sampling
+from kernels.cpu.sampling import Sampling, address, row_addresses
 from kernels.cpu.weight_memory import WeightMemory
 from kernels.quantize_int8 import quantize_int8
 
@@ -322,21 +324,47 @@ class CpuOps:
         self._library.silu_and_mul(gate_up.data_ptr(), row_stride, out.data_ptr(), size, rows, size, self._num_threads)
         return out
 
-    def sample(self, logits: torch.Tensor, sampling: Sampling) -> None:
-        """Fills the results of `sampling`, made for logits [R, V] in float32 with contiguous rows."""
-        if (
-            logits.shape != (sampling.rows, sampling.width)
-            or logits.dtype is not _FLOAT32
-            or (logits.stride(1) != 1 and sampling.width > 1)
-        ):
-            _reject("sample", "logits", f"[{sampling.rows}, {sampling.width}] in float32 with contiguous rows", logits)
+    def sample(
+        self,
+        logits: torch.Tensor,
+        sampling: Sampling,
+        *,
+        masked: npt.NDArray[np.int64] | None = None,
+        kept: npt.NDArray[np.bool_] | None = None,
+        changed: npt.NDArray[np.int64] | None = None,
+        raw: torch.Tensor | None = None,
+    ) -> None:
+        """Fills the results of `sampling`, made for logits [R, V] in float32 with contiguous rows.
+
+        masked [M], kept [M, V]: rows that keep these tokens only; the logits of the others are written over.
+        changed [K], raw [K, V]: rows whose logprobs are of these logits instead.
+        """
+        rows, width = sampling.rows, sampling.width
+        _check_rows("logits", logits, rows, width)
+        raw_rows = kept_rows = 0
+        if masked is not None and kept is not None and masked.size:
+            if kept.shape != (masked.size, width) or kept.dtype != np.bool_ or not kept.flags.c_contiguous:
+                raise ValueError(f"sample: kept must be [{masked.size}, {width}] in bool, contiguous")
+            masks = row_addresses(rows, masked, address(kept), width)
+            kept_rows = address(masks)
+        if changed is not None and raw is not None and changed.size:
+            _check_rows("raw", raw, changed.size, width)
+            of_raw = row_addresses(rows, changed, raw.data_ptr(), raw.stride(0) * raw.itemsize)
+            raw_rows = address(of_raw)
         status = self._library.sample(
             logits.data_ptr(),
             logits.stride(0),
-            sampling.rows,
-            sampling.width,
+            raw_rows,
+            kept_rows,
+            rows,
+            width,
             self._num_threads,
             *sampling.description,
         )
         if status:
             raise MemoryError("sample: no memory for a row's candidates")
+
+
+def _check_rows(name: str, x: torch.Tensor, rows: int, width: int) -> None:
+    if x.shape != (rows, width) or x.dtype is not _FLOAT32 or (x.stride(1) != 1 and width > 1):
+        _reject("sample", name, f"[{rows}, {width}] in float32 with contiguous rows", x)

@@ -13,6 +13,7 @@
 namespace octavo::OCTAVO_ISA {
 namespace {
 
+constexpr float kMasked = -1e30f;  // MASKED in worker/sampler.py
 constexpr float kSmallestTemperature = 1.17549435e-38f;
 constexpr std::int64_t kBlock = 64;  // logits whose maximum stands for them in a selection
 // x = (logit - largest) / temperature, down to which a nucleus is looked for before all tokens are sorted.
@@ -271,7 +272,8 @@ Best find_best(const float* logits, std::int64_t count, std::int64_t first) {
     return best;
 }
 
-bool sample_row(const SamplingColumns& a, std::int64_t row, const Best& best, const float* logits, std::int64_t width) {
+bool sample_row(const SamplingColumns& a, std::int64_t row, const Best& best, const float* logits, const float* raw,
+                std::int64_t width) {
     a.finite[row] = best.finite;
     a.tokens[row] = best.finite ? best.token : 0;
     if (a.temperature == nullptr) return true;
@@ -281,7 +283,10 @@ bool sample_row(const SamplingColumns& a, std::int64_t row, const Best& best, co
     auto* memory = static_cast<Candidate*>(scratch.reserve(Row::bytes(width)));
     if (memory == nullptr) return false;
     if (a.temperature[row] > 0) a.tokens[row] = Row(a, row, best, logits, width, memory).draw();
-    if (a.num_logprobs[row] >= 0) Row(a, row, best, logits, width, memory).write_logprobs(a.tokens[row]);
+    if (a.num_logprobs[row] >= 0) {
+        const Best of_raw = raw == logits ? best : find_best(raw, width, 0);
+        Row(a, row, of_raw, raw, width, memory).write_logprobs(a.tokens[row]);
+    }
     return true;
 }
 
@@ -290,19 +295,36 @@ bool sample_row(const SamplingColumns& a, std::int64_t row, const Best& best, co
 using namespace octavo::OCTAVO_ISA;
 
 struct SampleArguments {
-    const float* logits;  // [rows, width]
-    std::int64_t stride;  // elements from one row to the next
+    float* logits;                     // [rows, width]
+    std::int64_t stride;               // elements from one row to the next
+    const float* const* raw;           // [rows] of [width], or null: what logprobs are of, where not of the logits
+    const std::uint8_t* const* kept;   // [rows] of [width], or null: 1 for the tokens that may be drawn
     std::int64_t rows, width, num_threads;
     SamplingColumns columns;
 };
+
+// Writes over the logits that are not kept. Whether all of those were finite.
+static bool mask_row(float* logits, const std::uint8_t* kept, std::int64_t width) {
+    std::int32_t highest = 0;  // of the magnitudes' bits: infinity and NaN have the highest
+    for (std::int64_t i = 0; i < width; ++i) {
+        const std::int32_t magnitude = bit_cast<std::int32_t>(logits[i]) & 0x7fffffff;
+        highest = magnitude > highest ? magnitude : highest;
+        logits[i] = kept[i] != 0 ? logits[i] : kMasked;
+    }
+    return highest < 0x7f800000;
+}
 
 // 1 if memory ran out.
 OCTAVO_EXPORT(sample, SampleArguments) {
     int status = 0;
     parallel_ranges(a.rows, a.num_threads, [&](std::int64_t begin, std::int64_t end) {
         for (std::int64_t row = begin; row < end; ++row) {
-            const float* logits = a.logits + row * a.stride;
-            if (!sample_row(a.columns, row, find_best(logits, a.width, 0), logits, a.width)) {
+            float* logits = a.logits + row * a.stride;
+            const float* raw = a.raw != nullptr && a.raw[row] != nullptr ? a.raw[row] : logits;
+            const bool finite = a.kept == nullptr || a.kept[row] == nullptr || mask_row(logits, a.kept[row], a.width);
+            Best best = find_best(logits, a.width, 0);
+            best.finite &= finite;
+            if (!sample_row(a.columns, row, best, logits, raw, a.width)) {
 #pragma omp atomic write
                 status = 1;
             }

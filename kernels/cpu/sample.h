@@ -46,7 +46,9 @@ struct Best {
 // Of `count` logits, the first of which is that of token `first`.
 Best find_best(const float* logits, std::int64_t count, std::int64_t first);
 
-// Fills a row's results. `logits` [width] are looked at where the row wants them. False if memory ran out.
-bool sample_row(const SamplingColumns& a, std::int64_t row, const Best& best, const float* logits, std::int64_t width);
+// Fills a row's results. `logits` [width] are looked at where the row wants them, and `raw` [width] where it wants
+// logprobs: they are of these. False if memory ran out.
+bool sample_row(const SamplingColumns& a, std::int64_t row, const Best& best, const float* logits, const float* raw,
+                std::int64_t width);
 
 }  // namespace octavo::OCTAVO_ISA

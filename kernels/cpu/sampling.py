@@ -85,6 +85,16 @@ def address(array: npt.NDArray[Any]) -> int:
     return int(array.__array_interface__["data"][0])
 
 
+def row_addresses(rows: int, some: npt.NDArray[np.int64], first: int, stride: int) -> npt.NDArray[np.int64]:
+    """Addresses [rows] of what belongs to each row: that of some begins at `first`, `stride` bytes apart; 0 for the
+    others."""
+    if some.size and not 0 <= int(some.min()) <= int(some.max()) < rows:
+        raise ValueError(f"sample: rows must be within 0..{rows - 1}, got {some.tolist()}")
+    addresses = np.zeros(rows, np.int64)
+    addresses[some] = first + stride * np.arange(some.size)
+    return addresses
+
+
 def _column(name: str, column: npt.NDArray[Any], rows: int, dtype: type[np.generic]) -> npt.NDArray[Any]:
     if column.shape != (rows,) or column.dtype != dtype:
         raise ValueError(

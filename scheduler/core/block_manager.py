@@ -41,7 +41,7 @@ class BlockManager:
         self, sequence: LiveSequence, watermark: int, num_more: int = 0, victims: Iterable[LiveSequence] = ()
     ) -> int:
         """Blocks that are missing for `admit` to succeed if the victims gave up theirs; 0 or less: none."""
-        hits = {node.block for node in self.find(sequence.token_ids, sequence.spec.cache_salt)}
+        hits = {node.block for node in self._find_for(sequence)}
         named = Counter(block for victim in victims for block in victim.blocks)
         # A hit that only victims name serves the sequence as a hit, and not as a block to be handed out as well.
         freed = sum(self.pool.references(block) == count for block, count in named.items() if block not in hits)
@@ -55,7 +55,7 @@ class BlockManager:
         available.
         """
         pool = self.pool
-        nodes = self.find(sequence.token_ids, sequence.spec.cache_salt)
+        nodes = self._find_for(sequence)
         hits = [node.block for node in nodes]
         need = blocks_for(len(sequence.token_ids), self._block_size) - len(hits)
         if pool.num_available - pool.num_cached_of(hits) - need - num_more < watermark:
@@ -149,7 +149,12 @@ class BlockManager:
 
     def find(self, token_ids: Sequence[int], cache_salt: str) -> list[PrefixNode]:
         """The longest run of cached blocks that begins these tokens, within `max_cached_tokens`."""
+        return self._find(token_ids, cache_salt, max_cached_tokens(len(token_ids), self._block_size))
+
+    def _find_for(self, sequence: LiveSequence) -> list[PrefixNode]:
+        return self._find(sequence.token_ids, sequence.spec.cache_salt, sequence.max_cached_tokens(self._block_size))
+
+    def _find(self, token_ids: Sequence[int], cache_salt: str, most: int) -> list[PrefixNode]:
         if not self._caching:
             return []
-        content = token_bytes(token_ids[: max_cached_tokens(len(token_ids), self._block_size)])
-        return self.prefix_cache.find(cache_salt, content, self._block_bytes)
+        return self.prefix_cache.find(cache_salt, token_bytes(token_ids[:most]), self._block_bytes)

@@ -19,7 +19,7 @@ class DecisionKind(enum.Enum):
     PREEMPTED: it lost its row and its blocks, and is computed anew. SWAPPED_OUT: it lost its row, and its blocks went
     to host memory. SWAPPED_IN: they came back. FORKED: it got its blocks from another sequence of its request.
     REQUEUED: its worker was lost, or what it had computed is not to be trusted. OVERTAKEN: a smaller one passed it.
-    CLEARED: it was suspected of killing workers, and ran alone without harm.
+    CLEARED: it was suspected of killing workers, and ran alone without harm. ADOPTED: it came from another worker.
     """
 
     QUEUED = "queued"
@@ -32,6 +32,7 @@ class DecisionKind(enum.Enum):
     REQUEUED = "requeued"
     OVERTAKEN = "overtaken"
     CLEARED = "cleared"
+    ADOPTED = "adopted"
 
 
 class Decision(NamedTuple):

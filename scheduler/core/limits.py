@@ -75,6 +75,8 @@ def _check_spec(spec: SequenceSpec, first: SequenceSpec, live: Container[int]) -
         raise InvalidSequenceError(
             f"max_tokens must be at least 1, is {spec.max_tokens}", field="max_tokens", value=spec.max_tokens, limit=1
         )
+    if spec is not first and spec.sampling.num_prompt_logprobs is not None:
+        raise InvalidSequenceError("the first sequence of a group scores the prompt for all", field="prompt_logprobs")
     if (spec.prompt, spec.cache_salt, spec.priority) != (first.prompt, first.cache_salt, first.priority):
         raise InvalidSequenceError("the sequences of a group differ in prompt, salt or priority", field="prompt")
     if spec.sequence_id in live:

@@ -41,6 +41,8 @@ class LiveSequence:
     num_void_plans: the oldest of those, whose results are to be dropped because they read KV that is not to be trusted.
     num_deaths: workers that died while it was in flight. tokens_at_death: computed tokens then, at most.
     num_counted: leading tokens that were computed once and settled; those computed again count as recomputed.
+    num_scored: prompt tokens, the first not counted, whose logprobs are settled. Where those are asked for, no KV
+      beyond them is taken from the prefix cache: the hidden states that they come from are not kept.
     num_indexed: leading blocks that were offered to the prefix cache.
     nodes: the places in the prefix cache of those. They outlive a preemption, until the next admission.
     host_blocks: where its KV lies while it is swapped: that of the first num_computed tokens.
@@ -68,6 +70,7 @@ class LiveSequence:
         "num_indexed",
         "num_overtaken",
         "num_preemptions",
+        "num_scored",
         "num_void_plans",
         "queue",
         "row",
@@ -94,7 +97,7 @@ class LiveSequence:
         self.num_deaths = self.tokens_at_death = 0
         self.num_preemptions = 0
         self.num_overtaken = 0
-        self.num_indexed = 0
+        self.num_indexed = self.num_scored = 0
         self.blocks: list[int] = []
         self.host_blocks: list[int] = []
         self.nodes: list[PrefixNode] = []
@@ -129,6 +132,13 @@ class LiveSequence:
             return self.num_computed, self.num_in_flight_tokens, self.num_in_flight_plans
         since = self.decoding.in_flight(self)
         return self.decoding.computed(self), self.num_in_flight_tokens + since, self.num_in_flight_plans + since
+
+    def max_cached_tokens(self, block_size: int) -> int:
+        """How many of its tokens may come from the prefix cache: none whose logprobs it still lacks."""
+        most = max_cached_tokens(len(self.token_ids), block_size)
+        if self.spec.sampling.num_prompt_logprobs is None or self.num_scored >= len(self.spec.prompt) - 1:
+            return most
+        return min(most, self.num_scored // block_size * block_size)
 
     def may_share_kv(self, other: LiveSequence) -> bool:
         """Whether the two may ever have shared a block: by an equal first block, or as branches of one prompt."""

@@ -27,6 +27,7 @@ class Places:
     live: by sequence id. waiting, running, swapped: each live sequence is in exactly one.
     decoding, catching_up, forking: what running sequences do, unless all their tokens are planned.
     suspects: those that must run alone, because workers died while they were in flight; see `suspects.py`.
+    survivors: those that were in flight at a worker's death, but not at enough of them to be suspects.
     joining, copied: until the plan at hand is sent: who joins the decode batch then, and whose pins end then.
     in_flight: plans whose results are not back, oldest first.
     released_rows, swap_out: for the next plan: rows that were freed, and (device, host) blocks to save before anything
@@ -46,6 +47,7 @@ class Places:
         self.catching_up = OrderedQueue()
         self.forking: list[Group] = []
         self.suspects = OrderedQueue()
+        self.survivors = OrderedQueue()
         self.joining: list[LiveSequence] = []
         self.copied: list[Group] = []
         self.in_flight: deque[PlanInFlight] = deque()
@@ -78,8 +80,7 @@ class Places:
             self.waiting.remove(sequence)
             if sequence.group is not None:
                 sequence.group.drop_waiting(sequence)
-        if sequence in self.suspects:
-            self.suspects.remove(sequence)
+        self.forget_deaths(sequence)
         if reason is EndReason.NON_FINITE:
             sequence.num_void_plans = sequence.num_in_flight_plans  # that its rows in those fail too says nothing new
         sequence.queue = Queue.FINISHED
@@ -91,6 +92,12 @@ class Places:
             num_output_tokens=sequence.num_output,
             stop_token_id=sequence.token_ids[-1] if reason is EndReason.STOP else None,
         )
+
+    def forget_deaths(self, sequence: LiveSequence) -> None:
+        """Takes a sequence off the books of those that were in flight at deaths."""
+        for queue in (self.suspects, self.survivors):
+            if sequence in queue:
+                queue.remove(sequence)
 
     def preempt(self, sequence: LiveSequence, *, swap: bool, trusted: bool = True) -> None:
         """Takes row and blocks from a running sequence; it waits again, at its place in the order of service.

@@ -38,6 +38,7 @@ class Admission(NamedTuple):
     blocks: the block table so far.
     num_computed_tokens: leading tokens whose KV is in the blocks already.
     output_index: index of the next token to be sampled, the counter of its draw.
+    num_scored_tokens: prompt tokens, the first not counted, whose logprobs have been delivered.
     """
 
     sequence_id: int
@@ -50,6 +51,7 @@ class Admission(NamedTuple):
     adapter_id: int
     seed: int
     output_index: int
+    num_scored_tokens: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -70,6 +70,7 @@ class PlanBuilder:
                 adapter_id=0,
                 seed=spec.seed,
                 output_index=sequence.num_output,
+                num_scored_tokens=sequence.num_scored,
             )
         )
 

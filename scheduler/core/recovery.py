@@ -21,12 +21,13 @@ def settle_flagged(places: Places, plan: PlanInFlight, result: StepResult, settl
     rows = [*(plan.gone[place] for place in range(len(plan.decodes.rows))), *plan.rows]
     stopped = [planned.sequence for planned in rows if planned.sequence.queue is Queue.RUNNING]
     for planned, flag in zip(rows, result.flags, strict=True):
-        if flag is not RowFlag.OK and not planned.sequence.num_void_plans:
+        if flag is RowFlag.NON_FINITE and not planned.sequence.num_void_plans:
             _requeue_sharers(places, planned.sequence)
     places.pop_settled(result.tokens)
     token_index = 0
-    for planned, flag, num_sampled in zip(rows, result.flags, result.num_sampled, strict=True):
-        settlement.settle_row(planned, token_index, flag)
+    columns = zip(rows, result.flags, result.num_sampled, strict=True)
+    for place, (planned, flag, num_sampled) in enumerate(columns):
+        settlement.settle_row(planned, place, token_index, flag)
         token_index += num_sampled
     for sequence in stopped:
         running = sequence.queue is Queue.RUNNING and sequence.decoding is None

@@ -12,6 +12,8 @@ class RowFlag(enum.IntEnum):
 
     OK = 0
     NON_FINITE = 1
+    DEAD_END = 2
+    GRAMMAR_TOO_SLOW = 3
 
 
 class EndReason(enum.Enum):
@@ -27,6 +29,10 @@ class EndReason(enum.Enum):
     """The deadline passed, in a queue or while running."""
     NON_FINITE = "non_finite"
     """The model gave logits that are not finite."""
+    DEAD_END = "dead_end"
+    """What the request allows leaves no token to draw."""
+    GRAMMAR_TOO_SLOW = "grammar_too_slow"
+    """Its structured output took the worker more time than it may."""
     CAPACITY = "capacity"
     """The sequence cannot fit into the pool of the worker that is there now."""
     KILLED_WORKER = "killed_worker"
@@ -45,6 +51,8 @@ class StepResult:
     top_tokens, top_logprobs: per token the most likely ones, or empty if no row asked.
     flags: one per row, or empty if all are well.
     execute_ns: time the step took on the worker. copy_ns: the part of it that block copies took, 0 if there were none.
+    num_scored: prompt tokens per row whose logprobs follow, or empty if no row has any.
+    scored_logprobs: those, row by row. scored_top_tokens, scored_top_logprobs: as top_tokens, per scored token.
     """
 
     epoch: int
@@ -57,6 +65,20 @@ class StepResult:
     flags: tuple[RowFlag, ...] = ()
     execute_ns: int = 0
     copy_ns: int = 0
+    num_scored: tuple[int, ...] = ()
+    scored_logprobs: tuple[float, ...] = ()
+    scored_top_tokens: tuple[tuple[int, ...], ...] = ()
+    scored_top_logprobs: tuple[tuple[float, ...], ...] = ()
+
+
+class PromptScores(NamedTuple):
+    """Logprobs of consecutive prompt tokens of one sequence; they follow those that it had before, from the prompt's
+    second token on. top_tokens, top_logprobs: as in StepResult."""
+
+    sequence_id: int
+    logprobs: tuple[float, ...]
+    top_tokens: tuple[tuple[int, ...], ...] = ()
+    top_logprobs: tuple[tuple[float, ...], ...] = ()
 
 
 class End(NamedTuple):
@@ -73,7 +95,7 @@ class StepOutput:
     """Columns of tokens that were kept, and the sequences that ended.
 
     logprobs is empty or has an entry per token (NaN where it was not asked for); top_tokens and top_logprobs are empty
-    or have a tuple per token.
+    or have a tuple per token. scores: new logprobs of prompts.
     """
 
     sequence_ids: tuple[int, ...] = ()
@@ -82,3 +104,4 @@ class StepOutput:
     top_tokens: tuple[tuple[int, ...], ...] = ()
     top_logprobs: tuple[tuple[float, ...], ...] = ()
     ends: tuple[End, ...] = ()
+    scores: tuple[PromptScores, ...] = ()

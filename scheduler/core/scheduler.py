@@ -17,13 +17,16 @@ Invariants, checked by the property tests after every call:
 
 from __future__ import annotations
 
-from scheduler.core import recovery, suspects
+from collections.abc import Iterator
+
+from scheduler.core import handover, recovery, suspects
 from scheduler.core.block_manager import BlockManager
 from scheduler.core.config import CoreConfig
 from scheduler.core.counters import Counters
 from scheduler.core.deadlines import Deadlines
 from scheduler.core.drop_prefix import PrefixSelection, drop_prefix
 from scheduler.core.forks import Group
+from scheduler.core.handover import Handover
 from scheduler.core.history import DecisionKind
 from scheduler.core.host_pool import HostPool
 from scheduler.core.limits import check_group, max_tokens_within
@@ -92,6 +95,11 @@ class Scheduler:
         return len(self._at.swapped)
 
     @property
+    def num_pending_tokens(self) -> int:
+        """Tokens of prompts that wait, or are on their way: about what is computed before all decode."""
+        return self.num_waiting_tokens + sum(sequence.num_uncomputed for sequence in self._at.catching_up)
+
+    @property
     def num_plans_in_flight(self) -> int:
         """Plans sent whose result is not back."""
         return len(self._at.in_flight)
@@ -116,20 +124,41 @@ class Scheduler:
         check_group(specs, self.config, self._at.blocks.pool.num_blocks, self._at.waiting, self._at.live)
         members = []
         for spec in specs:
-            priority = spec.priority if self.config.policy == "priority" else 0
-            sequence = LiveSequence(spec, self._num_arrivals, priority)
-            sequence.max_tokens = max_tokens_within(spec, self._at.blocks.pool.num_blocks, self.config.block_size)
-            self._num_arrivals += 1
-            self._at.live[spec.sequence_id] = sequence
-            self._at.waiting.insert(sequence)
+            sequence = self._arrive(spec)
             self._at.note(sequence, DecisionKind.QUEUED, waiting=len(self._at.waiting))
             members.append(sequence)
-            if spec.deadline_ns is not None:
-                self._deadlines.add(spec.deadline_ns, spec.sequence_id, self._at.live, len(self._at.live))
         if len(members) > 1:
             group = Group(members)
             for sequence in list(members):
                 sequence.group = group
+
+    def _arrive(self, spec: SequenceSpec) -> LiveSequence:
+        priority = spec.priority if self.config.policy == "priority" else 0
+        arrival = self._num_arrivals if spec.arrival is None else spec.arrival
+        self._num_arrivals = max(self._num_arrivals, arrival + 1)
+        sequence = LiveSequence(spec, arrival, priority)
+        sequence.max_tokens = max_tokens_within(spec, self._at.blocks.pool.num_blocks, self.config.block_size)
+        self._at.live[spec.sequence_id] = sequence
+        self._at.waiting.insert(sequence)
+        if spec.deadline_ns is not None:
+            self._deadlines.add(spec.deadline_ns, spec.sequence_id, self._at.live, len(self._at.live))
+        return sequence
+
+    def withdraw(self, sequence_id: int) -> tuple[Handover, ...]:
+        """Takes a waiting sequence out for another worker's core, with those that wait to be admitted together with it.
+
+        Empty, and nothing has changed, if it is not live, does not wait, or a plan of its is in flight.
+        """
+        return handover.withdraw(self._at, sequence_id)
+
+    def adopt(self, handovers: tuple[Handover, ...]) -> None:
+        """Queues what one call of another core's `withdraw` gave, at its place in the order of service. A suspect among
+        them stops all that runs. How many wait already does not matter: these were accepted long ago.
+
+        Raises DuplicateSequenceError, NeverFitsError or InvalidSequenceError, and then nothing has changed.
+        """
+        handover.check(self._at, handovers, self._at.blocks.pool.num_blocks)
+        handover.settle_in(self._at, [self._arrive(one.spec) for one in handovers], handovers)
 
     def finish(self, sequence_id: int, reason: EndReason, num_output_tokens: int | None = None) -> End | None:
         """Ends a sequence from outside; its blocks serve others from the next plan on. None if it is not live.
@@ -206,7 +235,7 @@ class Scheduler:
                 self._at.blocks.index(sequence, sequence.num_computed)
         self._waste_dropped(*before)
         ends = tuple(self._at.end(sequence, reason) for sequence, reason in settlement.ending)
-        if self._at.suspects:
+        if self._at.suspects or self._at.survivors:
             suspects.clear(self._at)
         return settlement.output(ends)
 
@@ -476,6 +505,16 @@ class Scheduler:
     def _watermark(self) -> int:
         """Blocks that an admission must leave; none if nothing runs, because then nothing else can free any."""
         return self.config.watermark if self._at.running else 0
+
+    @property
+    def waiting(self) -> Iterator[LiveSequence]:
+        """Sequences that wait for admission, in order of service, to look at."""
+        return iter(self._at.waiting)
+
+    @property
+    def num_suspects(self) -> int:
+        """Sequences that run alone, one after the other, because workers died while they were in flight."""
+        return len(self._at.suspects)
 
     def sequence(self, sequence_id: int) -> LiveSequence | None:
         """A live sequence, to look at."""

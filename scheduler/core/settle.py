@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
-from typing import TypeVar
+from itertools import accumulate
+from typing import Final, TypeVar
 
 from scheduler.core.counters import Counters
 from scheduler.core.errors import ResultMismatchError
 from scheduler.core.live import LiveSequence, Queue
 from scheduler.core.plan_builder import PlanInFlight, PlannedRow
-from scheduler.core.result import End, EndReason, RowFlag, StepOutput, StepResult
+from scheduler.core.result import End, EndReason, PromptScores, RowFlag, StepOutput, StepResult
 
 _T = TypeVar("_T")
+
+END_OF_FLAG: Final = {
+    RowFlag.NON_FINITE: EndReason.NON_FINITE,
+    RowFlag.DEAD_END: EndReason.DEAD_END,
+    RowFlag.GRAMMAR_TOO_SLOW: EndReason.GRAMMAR_TOO_SLOW,
+}
 
 
 def check_result(result: StepResult, plan: PlanInFlight | None) -> None:
@@ -25,6 +32,7 @@ def check_result(result: StepResult, plan: PlanInFlight | None) -> None:
         )
     if len(result.flags) not in (0, rows):
         raise ResultMismatchError(f"step {plan.step_id}: {len(result.flags)} flags for {rows} rows", field="flags")
+    _check_scores(result, rows)
     if sum(result.num_sampled) != tokens:
         raise ResultMismatchError(f"step {plan.step_id}: num_sampled does not add up to {tokens}", field="tokens")
     for column in ("logprobs", "top_tokens", "top_logprobs"):
@@ -43,6 +51,19 @@ def check_result(result: StepResult, plan: PlanInFlight | None) -> None:
         )
 
 
+def _check_scores(result: StepResult, rows: int) -> None:
+    scored = len(result.scored_logprobs)
+    if len(result.num_scored) not in (0, rows) or sum(result.num_scored) != scored:
+        raise ResultMismatchError(
+            f"step {result.step_id}: num_scored must have {rows} entries that add up to {scored}", field="num_scored"
+        )
+    for column in ("scored_top_tokens", "scored_top_logprobs"):
+        if len(getattr(result, column)) not in (0, scored):
+            raise ResultMismatchError(
+                f"step {result.step_id}: {column} has not one entry per scored token", field=column
+            )
+
+
 class Settlement:
     """One checked result on its way into its sequences. `ending` collects those that end now, and why."""
 
@@ -53,6 +74,8 @@ class Settlement:
         self._counters = counters
         self._sequence_ids: list[int] = []
         self._dropped: set[int] = set()
+        self._scores: list[PromptScores] = []
+        self._scored_ends = tuple(accumulate(result.num_scored))
 
     def settle_decodes(self) -> None:
         """Books one token for every member of the decode batch, which has them in its columns. Those that changed their
@@ -80,21 +103,25 @@ class Settlement:
     def settle_rows(self) -> None:
         """Books the other rows of a result without flags."""
         token_index = len(self._plan.decodes.rows)
-        for planned in self._plan.rows:
-            self.settle_row(planned, token_index)
+        for place, planned in enumerate(self._plan.rows, len(self._plan.decodes.rows)):
+            self.settle_row(planned, place, token_index)
             token_index += planned.samples
 
-    def settle_row(self, planned: PlannedRow, token_index: int, flag: RowFlag = RowFlag.OK) -> None:
-        """Books one row, whose token, if it has one, is at token_index."""
+    def settle_row(self, planned: PlannedRow, place: int, token_index: int, flag: RowFlag = RowFlag.OK) -> None:
+        """Books the row at this place of the plan, whose token, if it has one, is at token_index."""
         sequence, sampled = planned.sequence, planned.samples and flag is RowFlag.OK
         if sampled:
             self._sequence_ids.append(sequence.spec.sequence_id)
         if not self._book(planned, flag):
             if sampled:
                 self._dropped.add(token_index)
-        elif flag is not RowFlag.OK:
-            self.ending.append((sequence, EndReason.NON_FINITE))
-        elif sampled:
+            return
+        if flag is not RowFlag.OK:
+            self.ending.append((sequence, END_OF_FLAG[flag]))
+            return
+        if self._scored_ends:
+            self._settle_scores(sequence, place)
+        if sampled:
             token = self._result.tokens[token_index]
             sequence.token_ids.append(token)
             self._end_if_done(sequence, token)
@@ -110,7 +137,23 @@ class Settlement:
             _select(result.top_tokens, kept),
             _select(result.top_logprobs, kept),
             ends,
+            tuple(self._scores),
         )
+
+    def _settle_scores(self, sequence: LiveSequence, place: int) -> None:
+        count = self._result.num_scored[place]
+        if count:
+            sequence.num_scored += count
+            result, end = self._result, self._scored_ends[place]
+            part = slice(end - count, end)
+            self._scores.append(
+                PromptScores(
+                    sequence.spec.sequence_id,
+                    result.scored_logprobs[part],
+                    result.scored_top_tokens[part],
+                    result.scored_top_logprobs[part],
+                )
+            )
 
     def _book(self, planned: PlannedRow, flag: RowFlag = RowFlag.OK) -> bool:
         """Counts a row as no longer in flight; False if nobody wants what it computed."""

@@ -10,7 +10,8 @@ from scheduler.frontend.errors import InvalidRequestError, Violation
 from scheduler.frontend.request import ChatMessage, ChatPrompt
 
 _MAX_TOOLS: Final = 1024
-# Marks the end of the last message's content in what the template makes of it; from the private use area of Unicode.
+# Marks the end of the last message's content in what the template makes of it; from the private use area of Unicode. It
+# goes with a space behind it, by whose absence a template shows that it trims what it writes.
 _CONTINUES_HERE: Final = "\ue000octavo\ue001"
 
 
@@ -23,7 +24,7 @@ def render_chat(chat: ChatPrompt, template: ChatTemplate) -> str:
     for name in sorted(template.reserved & variables.keys()):
         _refuse("chat.template_kwargs", f"has {name!r}, which the server sets")
     if chat.continue_final_message:
-        messages[-1]["content"] += _CONTINUES_HERE
+        messages[-1]["content"] += f"{_CONTINUES_HERE} "
     add_generation_prompt = chat.add_generation_prompt is not False and not chat.continue_final_message
     try:
         text = template.render(messages, add_generation_prompt=add_generation_prompt, tools=tools, variables=variables)
@@ -91,7 +92,8 @@ def _up_to_final_content(text: str) -> str:
         _refuse(
             "chat.continue_final_message", "is true, but the model's chat template does not write out the last message"
         )
-    return text[:end].replace(_CONTINUES_HERE, "")
+    content = text[:end].replace(_CONTINUES_HERE, "")
+    return content if text.startswith(f"{_CONTINUES_HERE} ", end) else content.rstrip()
 
 
 def _refuse(field: str, description: str) -> NoReturn:

@@ -42,6 +42,7 @@ from scheduler.frontend.parsing.choice import NO_PARSERS, ParserDefaults, choose
 from scheduler.frontend.prompts import EncodedPrompt, encode_prompt, prompt_size
 from scheduler.frontend.request import GenerateInput, Prompt
 from scheduler.frontend.stream import Stream
+from scheduler.frontend.structured_output import GrammarChecker
 from scheduler.frontend.tokenizer import Tokenizer
 from scheduler.frontend.turns import Turns
 from scheduler.frontend.validation import ValidatedRequest, validate
@@ -92,6 +93,8 @@ class Frontend:
         self._sequence_ids = itertools.count(1) if sequence_ids is None else sequence_ids
         self._seeds = random.Random()
         self._threads = ThreadPoolExecutor(_TOKENISING_THREADS, thread_name_prefix="tokenise")
+        special_tokens = [tokenizer.token_bytes[token_id] for token_id in sorted(tokenizer.special_token_ids)]
+        self._grammars = GrammarChecker(special_tokens)
         self._draining = False
         self._num_open = 0
         self._metrics = RequestMetrics()
@@ -178,6 +181,9 @@ class Frontend:
                 self.count_refused(status_of(error).reason)
                 stream.push_error(error)
                 self._release(stream)
+        for scores in update.scores:
+            if (place := places.get(scores.sequence_id)) is not None:
+                place[0].push_scores(scores)
         for column, (sequence_id, token_id) in enumerate(zip(update.sequence_ids, update.token_ids, strict=True)):
             if (place := places.get(sequence_id)) is not None:
                 stream, index = place
@@ -227,6 +233,8 @@ class Frontend:
 
     async def _prepare(self, request: GenerateInput, arrival_ns: int, deadline_ns: int | None) -> Stream:
         prompt = await self.encode(request.prompt)
+        can_end = self.tokenizer.has_text and bool(self.tokenizer.eos_token_ids)
+        grammar = await self._grammars.check(request.sampling, can_end=can_end)
         validated = validate(
             request,
             prompt,
@@ -234,6 +242,8 @@ class Frontend:
             eos_token_ids=self.tokenizer.eos_token_ids,
             defaults=self.tokenizer.sampling_defaults,
             has_text=self.tokenizer.has_text,
+            encode=partial(self.tokenizer.encode, special_tokens=False) if self.tokenizer.has_text else None,
+            grammar=grammar,
         )
         specs = self._specs(validated, deadline_ns)
         parsers = choose_parsers(request, prompt, self._parsers)
@@ -263,7 +273,7 @@ class Frontend:
         return await asyncio.get_running_loop().run_in_executor(self._threads, work)
 
     def _specs(self, validated: ValidatedRequest, deadline_ns: int | None) -> tuple[SequenceSpec, ...]:
-        """One per sequence: sequence i draws as one alone with seed + i would."""
+        """One per sequence: sequence i draws as one alone with seed + i would. The first scores the prompt for all."""
         first = SequenceSpec(
             sequence_id=next(self._sequence_ids),
             prompt=validated.prompt,
@@ -277,8 +287,14 @@ class Frontend:
             cache_salt=validated.cache_salt,
             deadline_ns=deadline_ns,
         )
+        sampling = replace(first.sampling, num_prompt_logprobs=None) if validated.n > 1 else first.sampling
         others = (
-            replace(first, sequence_id=next(self._sequence_ids), seed=(first.seed + index) % (1 << _SEED_BITS))
+            replace(
+                first,
+                sequence_id=next(self._sequence_ids),
+                seed=(first.seed + index) % (1 << _SEED_BITS),
+                sampling=sampling,
+            )
             for index in range(1, validated.n)
         )
         return (first, *others)

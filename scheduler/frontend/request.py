@@ -82,6 +82,11 @@ class SamplingInput:
     skip_special_tokens: bool | None = None
     spaces_between_special_tokens: bool | None = None
     echo: bool | None = None
+    json_schema: str | None = None
+    json_object: bool | None = None
+    regex: str | None = None
+    choice: tuple[str, ...] | None = None
+    grammar: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

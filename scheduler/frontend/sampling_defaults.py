@@ -13,7 +13,6 @@ from scheduler.frontend.errors import UnsupportedModelError
 _LOG = structlog.get_logger(__name__)
 # Settings that change what transformers would sample and that this version does not apply, with their neutral values.
 _NOT_APPLIED: Final[dict[str, tuple[Any, ...]]] = {
-    "repetition_penalty": (None, 1, 1.0),
     "typical_p": (None, 1, 1.0),
     "bad_words_ids": (None,),
     "suppress_tokens": (None, []),
@@ -28,6 +27,7 @@ class SamplingDefaults:
     top_k: int = 0
     top_p: float = 1.0
     min_p: float = 0.0
+    repetition_penalty: float = 1.0
 
     def __post_init__(self) -> None:
         for name, valid, limit in (
@@ -35,6 +35,7 @@ class SamplingDefaults:
             ("top_k", self.top_k >= 0, ">= 0"),
             ("top_p", 0 < self.top_p <= 1, "(0, 1]"),
             ("min_p", 0 <= self.min_p <= 1, "[0, 1]"),
+            ("repetition_penalty", 0 < self.repetition_penalty <= 2, "(0, 2]"),
         ):
             if not valid:
                 raise UnsupportedModelError(f"generation_config: {name} is {getattr(self, name)}, must be {limit}")
@@ -45,16 +46,18 @@ def sampling_defaults(generation_config: Mapping[str, Any]) -> SamplingDefaults:
     for name, neutral in _NOT_APPLIED.items():
         if generation_config.get(name) not in neutral:
             _LOG.warning("generation_config setting is not applied", setting=name, value=generation_config[name])
-    if generation_config.get("do_sample") is False:
-        return SamplingDefaults(temperature=0.0)
 
     def setting(name: str, default: float) -> float:
         value = generation_config.get(name)
         return default if value is None else float(value)
 
+    repetition_penalty = setting("repetition_penalty", 1.0)
+    if generation_config.get("do_sample") is False:
+        return SamplingDefaults(temperature=0.0, repetition_penalty=repetition_penalty)
     return SamplingDefaults(
         temperature=setting("temperature", 1.0),
         top_k=max(int(setting("top_k", 0)), 0),
         top_p=setting("top_p", 1.0),
         min_p=setting("min_p", 0.0),
+        repetition_penalty=repetition_penalty,
     )

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from scheduler.core.result import End, EndReason
 from scheduler.core.sequence import SequenceSpec
 from scheduler.frontend.detokenizer import Detokenizer
-from scheduler.frontend.parsing.parts import NOTHING, OutputParser, ToolCallPart
+from scheduler.frontend.parsing.parts import OutputParser, ToolCallPart
 from scheduler.frontend.stop_strings import StopScanner
 
 
@@ -20,14 +20,14 @@ class TokenLogprob:
     top: tuple[tuple[int, float], ...]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True)  # not frozen: one is made per sequence and step, and a frozen one takes twice as long
 class Delta:
     """What is new of one sequence. index: 0 .. n-1. end: STOP or LENGTH, in its last delta and only there, with the
     stop string if one ended it. text: without what a parser found to be reasoning or tool calls."""
 
-    index: int = 0
     text: str
     token_ids: tuple[int, ...]
+    index: int = 0
     logprobs: tuple[TokenLogprob, ...] = ()
     end: End | None = None
     stop_string: str | None = None
@@ -113,21 +113,31 @@ class SequenceOutput:
         end = None if self._token_ids else self.end
         text = self._take_text(token_ids, end)
         self._end_taken = end is not None
-        parts = NOTHING
         if self._parser is not None:
-            parts = self._parser.feed(text)
-            if end is not None:
-                parts += self._parser.flush()
-            text = parts.text
+            return self._parsed(self._parser, text, tuple(token_ids), tuple(logprobs), end)
         if self._echo:
             text, self._echo = self._echo + text, ""
+        return Delta(text, tuple(token_ids), self.index, tuple(logprobs), end, self.stop_string if end else None)
+
+    def _parsed(
+        self,
+        parser: OutputParser,
+        text: str,
+        token_ids: tuple[int, ...],
+        logprobs: tuple[TokenLogprob, ...],
+        end: End | None,
+    ) -> Delta:
+        parts = parser.feed(text)
+        if end is not None:
+            parts += parser.flush()
+        echo, self._echo = self._echo, ""
         return Delta(
+            text=echo + parts.text,
+            token_ids=token_ids,
             index=self.index,
-            text=text,
-            token_ids=tuple(token_ids),
-            logprobs=tuple(logprobs),
+            logprobs=logprobs,
             end=end,
-            stop_string=self.stop_string,
+            stop_string=self.stop_string if end else None,
             reasoning=parts.reasoning,
             tool_calls=parts.tool_calls,
         )

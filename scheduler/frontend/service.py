@@ -8,9 +8,10 @@ from __future__ import annotations
 import itertools
 import time
 import uuid
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import fields
+from functools import partial
 from typing import Any, Final, NoReturn, TypeAlias
 
 import grpc
@@ -45,8 +46,9 @@ from scheduler.frontend.request import (
     TokenPrompt,
     ToolCall,
 )
+from scheduler.frontend.sampling_validation import MAX_LOGPROBS
 from scheduler.frontend.sequence_output import Delta, TokenLogprob
-from scheduler.frontend.stream import Piece, Usage
+from scheduler.frontend.stream import Piece, Stream, Usage
 
 _LOG = structlog.get_logger(__name__)
 # A status travels in HTTP/2 headers, of which receivers take 8 KiB by default.
@@ -68,6 +70,7 @@ _Context: TypeAlias = grpc.aio.ServicerContext[Any, Any]
 # The messages that have the same oneof.
 HasPrompt: TypeAlias = (
     generation_pb2.GenerateRequest
+    | generation_pb2.ScorePromptRequest
     | admin_pb2.ProbePrefixRequest
     | tokenizer_pb2.TokenizeRequest
     | tokenizer_pb2.CountTokensRequest
@@ -89,14 +92,48 @@ class GenerationServicer(generation_pb2_grpc.GenerationServiceServicer):
         log = _LOG.bind(request_id=_cut(request_id, _MAX_LOGGED_ID_BYTES))
         try:
             await self._generate(request, request_id, context, log)
-        except RequestError as error:
-            rpc = to_rpc_status(error, status_of(error))
-        except Exception:
-            log.exception("request failed on a defect of the server")
-            rpc = to_rpc_status(RequestError("internal error; the server's log has its trace"), INTERNAL)
+        except Exception as error:
+            rpc = _rpc_status_of(error, log)
         else:
             return
         await abort(context, rpc)
+
+    async def ScorePrompt(  # noqa: N802 - the name is the proto's
+        self, request: generation_pb2.ScorePromptRequest, context: _Context
+    ) -> generation_pb2.ScorePromptResponse:
+        request_id = request.request_id or uuid.uuid4().hex
+        log = _LOG.bind(request_id=_cut(request_id, _MAX_LOGGED_ID_BYTES))
+        try:
+            return await self._score(request, request_id, context, log)
+        except Exception as error:
+            return await abort(context, _rpc_status_of(error, log))
+
+    async def _score(
+        self, request: generation_pb2.ScorePromptRequest, request_id: str, context: _Context, log: FilteringBoundLogger
+    ) -> generation_pb2.ScorePromptResponse:
+        deadline_ns = _deadline_ns(context, time.monotonic_ns())
+        async with AsyncExitStack() as stack:
+            stream = await self._open(stack, partial(to_score_input, request, request_id), deadline_ns, log)
+            prompt = stream.specs[0].prompt
+            log.info("prompt to be scored", prompt_tokens=len(prompt))
+            token_bytes = self._frontend.tokenizer.token_bytes
+            logprobs = [_logprob(entry, token_bytes) async for piece in stream for entry in piece.prompt_logprobs]
+            return generation_pb2.ScorePromptResponse(request_id=request_id, token_ids=prompt, logprobs=logprobs)
+
+    async def _open(
+        self,
+        stack: AsyncExitStack,
+        read: Callable[[], GenerateInput],
+        deadline_ns: int | None,
+        log: FilteringBoundLogger,
+    ) -> Stream:
+        """The stream of a request, left when the stack is; one that is refused is counted and logged."""
+        try:
+            return await stack.enter_async_context(self._frontend.open(read(), deadline_ns=deadline_ns))
+        except RequestError as error:
+            self._frontend.count_refused(status_of(error).reason)
+            log.info("request refused", reason=status_of(error).reason, error=_cut(str(error), _MAX_MESSAGE_BYTES))
+            raise
 
     async def _generate(
         self, request: generation_pb2.GenerateRequest, request_id: str, context: _Context, log: FilteringBoundLogger
@@ -104,13 +141,7 @@ class GenerationServicer(generation_pb2_grpc.GenerationServiceServicer):
         begin_ns = time.monotonic_ns()
         deadline_ns = _deadline_ns(context, begin_ns)
         async with AsyncExitStack() as stack:
-            try:
-                opening = self._frontend.open(to_input(request, request_id), deadline_ns=deadline_ns)
-                stream = await stack.enter_async_context(opening)
-            except RequestError as error:
-                self._frontend.count_refused(status_of(error).reason)
-                log.info("request refused", reason=status_of(error).reason, error=_cut(str(error), _MAX_MESSAGE_BYTES))
-                raise
+            stream = await self._open(stack, partial(to_input, request, request_id), deadline_ns, log)
             spec = stream.specs[0]
             if self._log_prompts:
                 log.info("request prompt", prompt=_prompt_text(request))
@@ -172,14 +203,35 @@ def to_input(request: generation_pb2.GenerateRequest, request_id: str) -> Genera
     )
 
 
+def to_score_input(request: generation_pb2.ScorePromptRequest, request_id: str) -> GenerateInput:
+    """As `to_input`: a prompt's logprobs and one token, which nobody reads. That token costs next to nothing, and with
+    it a prompt to be scored is a request like others."""
+    if request.top_logprobs > MAX_LOGPROBS:
+        limit = f"is {request.top_logprobs}, must be in [0, {MAX_LOGPROBS}]"
+        raise InvalidRequestError((Violation(field="top_logprobs", description=limit),))
+    return GenerateInput(
+        request_id=request_id,
+        prompt=to_prompt(request),
+        sampling=SamplingInput(max_tokens=1, temperature=0.0, prompt_logprobs=request.top_logprobs),
+        tenant=request.tenant,
+        priority=request.priority,
+        model=request.model,
+        unknown_fields=tuple(itertools.islice(_unknown_fields(request, ""), _MAX_UNKNOWN_FIELDS)),
+    )
+
+
 def to_response(request_id: str, piece: Piece, token_bytes: Sequence[bytes] = ()) -> generation_pb2.GenerateResponse:
     """The message of a piece. token_bytes: by id, for the texts of the logprobs."""
-    return generation_pb2.GenerateResponse(
+    response = generation_pb2.GenerateResponse(
         request_id=request_id,
         deltas=[_sequence_delta(delta, token_bytes) for delta in piece.deltas],
         usage=None if piece.usage is None else _usage(piece.usage),
-        prompt_token_ids=piece.echoed_ids,
     )
+    if piece.echoed_ids:
+        response.prompt_token_ids.extend(piece.echoed_ids)
+    if piece.prompt_logprobs:
+        response.prompt_logprobs.extend(_logprob(entry, token_bytes) for entry in piece.prompt_logprobs)
+    return response
 
 
 def to_rpc_status(error: RequestError, status: Status) -> status_pb2.Status:
@@ -206,6 +258,14 @@ def to_rpc_status(error: RequestError, status: Status) -> status_pb2.Status:
     for box, detail in zip(packed, details, strict=True):
         box.Pack(detail)
     return status_pb2.Status(code=status.code.value[0], message=_cut(str(error), _MAX_MESSAGE_BYTES), details=packed)
+
+
+def _rpc_status_of(error: Exception, log: FilteringBoundLogger) -> status_pb2.Status:
+    """The status that ends a call; a defect of the server is logged with its trace."""
+    if isinstance(error, RequestError):
+        return to_rpc_status(error, status_of(error))
+    log.error("request failed on a defect of the server", exc_info=error)
+    return to_rpc_status(RequestError("internal error; the server's log has its trace"), INTERNAL)
 
 
 def _prompt_text(request: generation_pb2.GenerateRequest) -> str:
@@ -257,7 +317,9 @@ def _sampling(message: Message) -> SamplingInput:
     """Copies the fields that are set; SamplingInput has them under the same names."""
     values: dict[str, Any] = {}
     for descriptor, value in message.ListFields():
-        if descriptor.message_type is not None:  # a map, the only kind of message there is
+        if descriptor.name == "choice":
+            values["choice"] = tuple(value.texts)
+        elif descriptor.message_type is not None:  # a map
             values[descriptor.name] = dict(value)
         else:
             values[descriptor.name] = tuple(value) if descriptor.is_repeated else value

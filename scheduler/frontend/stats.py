@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+from typing import TypeVar
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,20 +57,39 @@ class CounterStats:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerStats:
-    """The worker's session."""
+    """One worker: its session, and what its core holds."""
 
     address: str
     connected: bool
     epoch: int
     restarts: int
+    hangs: int = 0
+    leaving: bool = False
+    suspects: int = 0
+    queues: QueueStats
+    blocks: BlockStats
+    host_blocks: HostBlockStats = HostBlockStats()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stats:
-    """All of them, as of the last step."""
+    """All of them, as of the last step; sums over all workers but for `workers`."""
 
     queues: QueueStats
     blocks: BlockStats
     counters: CounterStats
-    worker: WorkerStats
+    workers: tuple[WorkerStats, ...]
     host_blocks: HostBlockStats = HostBlockStats()
+
+    @property
+    def worker(self) -> WorkerStats:
+        """The first, or only, one."""
+        return self.workers[0]
+
+
+_Figures = TypeVar("_Figures", QueueStats, BlockStats, HostBlockStats, CounterStats)
+
+
+def total(kind: type[_Figures], parts: Sequence[_Figures]) -> _Figures:
+    """The sum of each field."""
+    return kind(**{field.name: sum(getattr(part, field.name) for part in parts) for field in fields(kind)})

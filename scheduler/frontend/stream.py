@@ -8,12 +8,13 @@ event loop.
 from __future__ import annotations
 
 import asyncio
+from collections import deque
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, NamedTuple
 
-from scheduler.core.result import End, EndReason
+from scheduler.core.result import End, EndReason, PromptScores
 from scheduler.frontend.errors import RequestError, SequenceEndedError
-from scheduler.frontend.sequence_output import Delta, SequenceOutput
+from scheduler.frontend.sequence_output import Delta, SequenceOutput, TokenLogprob
 from scheduler.frontend.turns import Turns
 from scheduler.metrics.request_metrics import RequestMetrics
 
@@ -21,6 +22,7 @@ _GOOD_ENDS: Final = (EndReason.STOP, EndReason.LENGTH)
 # What waits for a slow reader comes in pieces that gRPC's clients take, 4 MiB by default: a token with twenty log
 # probabilities has about 300 bytes.
 _MAX_PIECE_TOKENS: Final = 2048
+_MAX_SCORES_PER_PIECE: Final = 1024
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,14 +37,15 @@ class Usage:
     decode_seconds: float
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Piece:
+class Piece(NamedTuple):
     """What is new of a request. deltas: of each sequence that has news, by index. usage: in the last piece only.
-    echoed_ids: the prompt's, in the first piece of a request that asks for them."""
+    echoed_ids: the prompt's, in the first piece of a request that asks for them. prompt_logprobs: of the prompt's
+    tokens from the second on, where they were asked for; all come before the deltas or with the first."""
 
     deltas: tuple[Delta, ...]
     usage: Usage | None = None
     echoed_ids: tuple[int, ...] = ()
+    prompt_logprobs: tuple[TokenLogprob, ...] = ()
 
 
 class Stream:
@@ -76,6 +79,8 @@ class Stream:
         self._metrics = metrics
         self._turns = turns
         self._max_delta = max(1, _MAX_PIECE_TOKENS // len(outputs))
+        self._num_scored = 0
+        self._prompt_logprobs: deque[TokenLogprob] = deque()
         self._error: RequestError | None = None
         self._exhausted = False
         self._waiter: asyncio.Future[None] | None = None
@@ -112,6 +117,16 @@ class Stream:
             self._metrics.prompt_tokens += len(self.specs[0].prompt)
         if index == 0 and self._cached_tokens is None:
             self._cached_tokens = cached_tokens
+
+    def push_scores(self, scores: PromptScores) -> None:
+        """Takes the logprobs of the prompt's next tokens."""
+        prompt = self.specs[0].prompt
+        for i, logprob in enumerate(scores.logprobs):
+            self._num_scored += 1
+            top = zip(scores.top_tokens[i], scores.top_logprobs[i], strict=True) if scores.top_tokens else ()
+            token_id = prompt[self._num_scored]
+            self._prompt_logprobs.append(TokenLogprob(token_id=token_id, logprob=logprob, top=tuple(top)))
+        self._wake()
 
     def push_token(self, index: int, token_id: int, now_ns: int, before_ns: list[int]) -> bool:
         """Takes the next token of a sequence; notes in before_ns when its last one came, 0 if none has. True: it
@@ -161,18 +176,27 @@ class Stream:
     async def __anext__(self) -> Piece:
         while not self._exhausted:
             self._waiter = waiter = asyncio.get_running_loop().create_future()
-            if self._error is not None or any(output.has_news for output in self._outputs):
+            if self._error is not None or self._prompt_logprobs or any(output.has_news for output in self._outputs):
                 self._wake()
             await waiter
+            scores = self._take_scores()
+            if self._prompt_logprobs:
+                return Piece(deltas=(), prompt_logprobs=scores)
             if deltas := tuple(output.take(self._max_delta) for output in self._outputs if output.has_news):
                 self._exhausted = not self._num_open and not any(output.has_news for output in self._outputs)
-                usage = self._usage() if self._exhausted else None
                 echoed_ids, self._echoed_ids = self._echoed_ids, ()
-                return Piece(deltas=deltas, usage=usage, echoed_ids=echoed_ids)
+                return Piece(deltas, self._usage() if self._exhausted else None, echoed_ids, scores)
+            if scores:
+                return Piece(deltas=(), prompt_logprobs=scores)
             if self._error is not None:
                 self._exhausted = True
                 raise self._error
         raise StopAsyncIteration
+
+    def _take_scores(self) -> tuple[TokenLogprob, ...]:
+        """Some of what waits; a message must not have all of a long prompt."""
+        waiting = self._prompt_logprobs
+        return tuple(waiting.popleft() for _ in range(min(len(waiting), _MAX_SCORES_PER_PIECE)))
 
     def _close_one(self) -> None:
         self._num_open -= 1

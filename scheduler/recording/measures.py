@@ -13,7 +13,7 @@ from scheduler.core.counters import Counters
 from scheduler.core.plan import StepPlan
 from scheduler.core.result import EndReason, StepOutput
 from scheduler.core.scheduler import Scheduler
-from scheduler.recording.verbs import ADD_GROUP, SCHEDULE, UPDATE, Verb, ends_in, specs_in
+from scheduler.recording.verbs import ADD_GROUP, ADOPT, SCHEDULE, UPDATE, WITHDRAW, Verb, ends_in, specs_in
 
 _MAX_SAMPLES = 4096
 
@@ -95,8 +95,11 @@ class Measures:
     def observe(self, core: Scheduler, time_ns: int, verb: Verb, arguments: tuple[Any, ...], answer: Any) -> None:
         """Takes in one call and its answer."""
         self._counters = core.counters
-        if verb is ADD_GROUP:
+        if verb in (ADD_GROUP, ADOPT):
             self._on_add(time_ns, arguments, answer)
+        elif verb is WITHDRAW:
+            for handover in answer:
+                self._forget(handover.spec.sequence_id)
         elif verb is SCHEDULE and isinstance(answer, StepPlan):
             self._on_plan(core, time_ns, answer)
         elif verb is UPDATE and isinstance(answer, StepOutput):
@@ -104,9 +107,12 @@ class Measures:
         for end in ends_in(answer):
             self.ends[end.reason] += 1
             self._last_ns = time_ns
-            self._unadmitted.discard(end.sequence_id)
-            self._arrival_ns.pop(end.sequence_id, None)
-            self._last_token_ns.pop(end.sequence_id, None)
+            self._forget(end.sequence_id)
+
+    def _forget(self, sequence_id: int) -> None:
+        self._unadmitted.discard(sequence_id)
+        self._arrival_ns.pop(sequence_id, None)
+        self._last_token_ns.pop(sequence_id, None)
 
     def _on_add(self, time_ns: int, arguments: tuple[Any, ...], answer: Any) -> None:
         self._first_ns = time_ns if self._first_ns is None else self._first_ns

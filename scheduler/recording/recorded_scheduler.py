@@ -8,6 +8,7 @@ from typing import ParamSpec, TypeVar
 from scheduler.core.config import CoreConfig
 from scheduler.core.drop_prefix import PrefixSelection
 from scheduler.core.errors import SchedulerError
+from scheduler.core.handover import Handover
 from scheduler.core.plan import Idle, StepPlan, Waiting
 from scheduler.core.result import End, EndReason, StepOutput, StepResult
 from scheduler.core.scheduler import Scheduler
@@ -33,6 +34,12 @@ class RecordedScheduler(Scheduler):
 
     def add_group(self, specs: tuple[SequenceSpec, ...]) -> None:
         return self._recorded(verbs.ADD_GROUP, super().add_group, specs)
+
+    def withdraw(self, sequence_id: int) -> tuple[Handover, ...]:
+        return self._recorded(verbs.WITHDRAW, super().withdraw, sequence_id)
+
+    def adopt(self, handovers: tuple[Handover, ...]) -> None:
+        return self._recorded(verbs.ADOPT, super().adopt, handovers)
 
     def finish(self, sequence_id: int, reason: EndReason, num_output_tokens: int | None = None) -> End | None:
         if num_output_tokens is None:

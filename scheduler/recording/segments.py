@@ -22,7 +22,7 @@ from scheduler.core.config import CoreConfig
 from scheduler.recording.errors import RecordingError
 from scheduler.recording.values import changed_fields, config_from_json, to_json
 
-FORMAT = 1
+FORMAT = 2
 _MAGIC = b"\x89octavo\n"
 _HEAD = struct.Struct("<III")
 _SUMMED = struct.Struct("<II")

@@ -13,7 +13,7 @@ did gets a token that ends nothing, until it is cancelled or reaches max_tokens.
 from __future__ import annotations
 
 from collections import Counter, deque
-from typing import Any
+from typing import Any, Final
 
 from scheduler.core.config import CoreConfig
 from scheduler.core.plan import StepPlan
@@ -21,16 +21,20 @@ from scheduler.core.preemption_policy import Rates
 from scheduler.core.result import EndReason, RowFlag, StepResult
 from scheduler.core.scheduler import Scheduler
 from scheduler.core.sequence import SequenceSpec
+from scheduler.core.settle import END_OF_FLAG
 from scheduler.recording.replay import Observer, perform
 from scheduler.recording.step_model import ShapeTracker, StepModel, num_swapped_blocks
 from scheduler.recording.verbs import (
     ADD_GROUP,
+    ADOPT,
     EXPIRE,
+    FINISH,
     FINISH_AT,
     REQUEUE_ALL,
     SCHEDULE,
     SET_RATES,
     UPDATE,
+    WITHDRAW,
     Verb,
     ends_in,
     specs_in,
@@ -38,6 +42,7 @@ from scheduler.recording.verbs import (
 from scheduler.recording.workload import Workload
 
 _FOREVER_NS = 1 << 62
+_FLAG_OF_END: Final = {end: flag for flag, end in END_OF_FLAG.items()}
 
 
 class SimulatedWorker:
@@ -59,10 +64,10 @@ class SimulatedWorker:
         num_sampled, tokens, flags = [], [], []
         for row, samples in zip(plan.rows, plan.max_samples, strict=True):
             place = self._rows[row]
-            fails = bool(samples) and self._fails_at(*place)
-            flags.append(RowFlag.NON_FINITE if fails else RowFlag.OK)
-            num_sampled.append(samples if not fails else 0)
-            if samples and not fails:
+            flag = self._flag_at(*place) if samples else RowFlag.OK
+            flags.append(flag)
+            num_sampled.append(samples if flag is RowFlag.OK else 0)
+            if samples and flag is RowFlag.OK:
                 tokens.append(self._token_at(*place))
             place[1] += samples
         return StepResult(
@@ -80,9 +85,10 @@ class SimulatedWorker:
         stops = self._specs[sequence_id].stop_token_ids
         return next(token for token in range(len(stops) + 1) if token not in stops)
 
-    def _fails_at(self, sequence_id: int, index: int) -> bool:
-        failed = self._workload.ends.get(sequence_id) is EndReason.NON_FINITE
-        return failed and index == len(self._workload.tokens.get(sequence_id, ()))
+    def _flag_at(self, sequence_id: int, index: int) -> RowFlag:
+        end = self._workload.ends.get(sequence_id)
+        at_end = index == len(self._workload.tokens.get(sequence_id, ()))
+        return _FLAG_OF_END.get(end, RowFlag.OK) if at_end and end is not None else RowFlag.OK
 
 
 class Simulation:
@@ -144,7 +150,10 @@ class Simulation:
         return self._model.predict_ns(self._tracker.shape(plan)) + self._workload.overhead_ns + copy_ns
 
     def _take_event(self, time_ns: int, verb: Verb, arguments: tuple[Any, ...]) -> None:
-        if verb is ADD_GROUP:
+        if verb is WITHDRAW:  # it may run here, where it waited in the recording; it goes all the same
+            self._call(FINISH, arguments[0], EndReason.ABORT)
+            return
+        if verb in (ADD_GROUP, ADOPT):
             for spec in specs_in(arguments):
                 self._worker.know(spec)
         elif verb is SET_RATES:
@@ -156,7 +165,7 @@ class Simulation:
                 self._back_ns = self._workload.outages.get(time_ns, _FOREVER_NS)
             arguments = (self.core.config.num_blocks, self.core.config.num_host_blocks)
         answer = self._call(verb, *arguments)
-        if verb is ADD_GROUP and isinstance(answer, Exception):
+        if verb in (ADD_GROUP, ADOPT) and isinstance(answer, Exception):
             self._awaited.difference_update(spec.sequence_id for spec in specs_in(arguments))
 
     def _call(self, verb: Verb, *arguments: Any) -> Any:

@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import MISSING, fields, is_dataclass
+from dataclasses import MISSING, fields, is_dataclass, replace
 from typing import Any
 
 from scheduler.core.config import CoreConfig
 from scheduler.core.drop_prefix import PrefixSelection
+from scheduler.core.handover import Handover
 from scheduler.core.result import EndReason, RowFlag, StepResult
 from scheduler.core.sequence import Sampling, SequenceSpec
 from scheduler.recording.errors import RecordingError
@@ -58,6 +59,23 @@ def unpack_specs(unpacker: Unpacker) -> tuple[SequenceSpec, ...]:
     return tuple(specs)
 
 
+def pack_handovers(packer: Packer, handovers: tuple[Handover, ...]) -> None:
+    """Sequences that come from another core."""
+    pack_specs(packer, tuple(handover.spec for handover in handovers))
+    for handover in handovers:
+        packer.column(handover.output)
+        others = changed_fields(handover)
+        del others["spec"]
+        others.pop("output", None)
+        packer.text(to_json(others))
+
+
+def unpack_handovers(unpacker: Unpacker) -> tuple[Handover, ...]:
+    """As `pack_handovers`."""
+    specs = unpack_specs(unpacker)
+    return tuple(Handover(spec=spec, output=unpacker.column(), **_from_json(unpacker.text())) for spec in specs)
+
+
 def pack_result(packer: Packer, result: StepResult) -> None:
     """A worker's result. Of log-probabilities only the number is kept: the core looks at nothing else of them."""
     packer.unsigned(result.epoch)
@@ -69,11 +87,12 @@ def pack_result(packer: Packer, result: StepResult) -> None:
     packer.unsigned(len(result.logprobs))
     packer.unsigned(len(result.top_tokens))
     packer.unsigned(len(result.top_logprobs))
+    packer.column(result.num_scored)
 
 
 def unpack_result(unpacker: Unpacker) -> StepResult:
     """As `pack_result`, with zeros for log-probabilities."""
-    return StepResult(
+    result = StepResult(
         epoch=unpacker.unsigned(),
         step_id=unpacker.unsigned(),
         execute_ns=unpacker.unsigned(),
@@ -83,7 +102,9 @@ def unpack_result(unpacker: Unpacker) -> StepResult:
         logprobs=(0.0,) * unpacker.unsigned(),
         top_tokens=((),) * unpacker.unsigned(),
         top_logprobs=((),) * unpacker.unsigned(),
+        num_scored=unpacker.column(),
     )
+    return replace(result, scored_logprobs=(0.0,) * sum(result.num_scored))
 
 
 def pack_reason(packer: Packer, reason: EndReason) -> None:

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from scheduler.core.handover import Handover
 from scheduler.core.result import End, StepOutput
 from scheduler.core.scheduler import Scheduler
 from scheduler.core.sequence import SequenceSpec
@@ -27,6 +28,7 @@ class Kind:
 _COUNT = Kind(Packer.unsigned, Unpacker.unsigned)
 _TIME = Kind(values.pack_time, values.unpack_time)
 _SPECS = Kind(values.pack_specs, values.unpack_specs)
+_HANDOVERS = Kind(values.pack_handovers, values.unpack_handovers)
 _SELECTION = Kind(values.pack_selection, values.unpack_selection)
 _REASON = Kind(values.pack_reason, values.unpack_reason)
 _RESULT = Kind(values.pack_result, values.unpack_result)
@@ -61,6 +63,8 @@ REQUEUE_ALL = Verb(6, "requeue_all", (_COUNT, _COUNT))
 SET_RATES = Verb(7, "set_rates", (_COUNT, _COUNT), ("prefill_tokens_per_s", "copy_bytes_per_s"))
 DROP_PREFIX = Verb(8, "drop_prefix", (_SELECTION,))
 FINISH_AT = Verb(9, "finish", (_COUNT, _REASON, _COUNT))  # with the number of output tokens that are kept
+WITHDRAW = Verb(10, "withdraw", (_COUNT,))
+ADOPT = Verb(11, "adopt", (_HANDOVERS,))
 
 VERBS = {
     verb.number: verb
@@ -75,14 +79,15 @@ VERBS = {
         SET_RATES,
         DROP_PREFIX,
         FINISH_AT,
+        WITHDRAW,
+        ADOPT,
     )
 }
 
 
 def specs_in(arguments: tuple[Any, ...]) -> tuple[SequenceSpec, ...]:
-    """The sequences that the arguments of ADD_GROUP name."""
-    specs: tuple[SequenceSpec, ...] = arguments[0]
-    return specs
+    """The sequences that the arguments of ADD_GROUP or ADOPT name."""
+    return tuple(item.spec if isinstance(item, Handover) else item for item in arguments[0])
 
 
 def ends_in(answer: Any) -> tuple[End, ...]:

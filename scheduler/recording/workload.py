@@ -10,7 +10,7 @@ from scheduler.core.plan import StepPlan
 from scheduler.core.result import EndReason, StepOutput
 from scheduler.core.scheduler import Scheduler
 from scheduler.recording.step_model import ShapeTracker, StepShape, num_swapped_blocks
-from scheduler.recording.verbs import EXPIRE, FINISH_AT, REQUEUE_ALL, SCHEDULE, UPDATE, Verb, ends_in
+from scheduler.recording.verbs import ADOPT, EXPIRE, FINISH_AT, REQUEUE_ALL, SCHEDULE, UPDATE, Verb, ends_in
 
 
 class Workload:
@@ -53,6 +53,8 @@ class Workload:
             self.stops[arguments[0]] = arguments[2]
         elif verb is not EXPIRE:  # deadlines come with the sequences
             self.events.append((time_ns, verb, arguments))
+            if verb is ADOPT:
+                self.tokens.update((one.spec.sequence_id, array("Q", one.output)) for one in arguments[0])
             if verb is REQUEUE_ALL:
                 self._in_flight.clear()
                 self._lost_ns = time_ns if self._lost_ns is None else self._lost_ns

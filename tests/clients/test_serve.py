@@ -117,6 +117,23 @@ def test_a_killed_worker_is_replaced_and_ctrl_c_drains(model: Path, tmp_path: Pa
         assert gone(children)
 
 
+def test_a_hung_worker_is_killed_and_replaced(model: Path, tmp_path: Path) -> None:
+    """Its death alone would tell `octavo serve`; a worker that stands still tells nobody but the scheduler."""
+    with serving(model, tmp_path, "--step-timeout=0.5") as serve:
+        with Client(serve.target) as client, client.generate(token_ids=[100], temperature=0, max_tokens=900) as stream:
+            ids = list(next(stream).token_ids)
+            hung = serve.child("worker")
+            os.kill(hung, signal.SIGSTOP)
+            ids += [token_id for delta in stream for token_id in delta.token_ids]
+        assert ids == LookupOracle(CYCLE).continuation([100], 900)
+        assert gone([hung])
+        log = serve.log.read_text()
+        assert "the worker runs, but has no stream with the scheduler for 5 s; killing it" in log
+        assert "the worker was killed by SIGKILL; starting it again" in log
+        serve.process.send_signal(signal.SIGTERM)
+        assert serve.wait() == 0
+
+
 def works(target: str) -> bool:
     with Client(target) as client:
         return client.complete(token_ids=[100], temperature=0, max_tokens=3).token_ids == (101, 100, 101)

@@ -27,17 +27,22 @@ CALL_CAP_S = 120.0
 def collect(stream: DeltaStream) -> Completion:
     """The whole answer of a stream, to its end."""
     deltas = list(stream)
-    return join(stream.request_id, deltas, stream.usage)
+    return join(stream.request_id, deltas, stream.usage, stream.prompt_token_ids, stream.prompt_logprobs)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cluster:
     """The processes and a client. proxy: what stands between the two, if the test asked for it."""
 
-    worker: ServiceProcess
+    workers: tuple[ServiceProcess, ...]
     scheduler: ServiceProcess
     client: Client
     proxy: WithholdingProxy | None
+
+    @property
+    def worker(self) -> ServiceProcess:
+        """The only one, or the first."""
+        return self.workers[0]
 
     def generate(
         self, prompt: str | None = None, *, timeout: float = CALL_CAP_S, **keywords: Unpack[RequestKeywords]
@@ -80,6 +85,13 @@ class Cluster:
         finally:
             self.worker.resume()
 
+    def wait_connected(self) -> Stats:
+        """Polls until all workers have a session."""
+        return self.wait_for(
+            lambda stats: len(stats.workers) == len(self.workers) and all(one.connected for one in stats.workers),
+            "all workers are connected",
+        )
+
     def wait_empty(self) -> Stats:
         """Polls until nothing runs or waits and no block is used; checks that none was lost."""
 
@@ -92,25 +104,35 @@ class Cluster:
 
 
 def worker_process(
-    model: Path | str, logs: Path, args: Sequence[str] = EXACT, env: Mapping[str, str] | None = None
+    model: Path | str,
+    logs: Path,
+    args: Sequence[str] = EXACT,
+    env: Mapping[str, str] | None = None,
+    *,
+    name: str = "worker",
+    module: str = "worker",
 ) -> ServiceProcess:
-    """A worker that is not started yet."""
+    """A worker that is not started yet. module: what runs."""
     port = free_port()
-    command = ["-m", "worker", "--model", str(model), "--port", str(port), *args]
-    return ServiceProcess("worker", command, port, logs / "worker.log", env)
+    command = ["-m", module, "--model", str(model), "--port", str(port), *args]
+    return ServiceProcess(name, command, port, logs / f"{name}.log", env)
 
 
 def scheduler_process(
     model: Path | str,
     logs: Path,
-    worker: str,
+    worker: str | Sequence[str],
     args: Sequence[str] = (),
     env: Mapping[str, str] | None = None,
     program: Sequence[str] = ("-m", "scheduler"),
 ) -> ServiceProcess:
-    """A scheduler of the worker at that address that is not started yet. program: what the interpreter runs."""
+    """A scheduler of the worker at that address, or of several, that is not started yet. program: what the interpreter
+    runs."""
     port = free_port()
-    command = [*program, "--model", str(model), "--worker", worker, "--port", str(port), *args]
+    targets = [f"--worker={one}" for one in ([worker] if isinstance(worker, str) else worker)]
+    # A test that freezes a worker to look around has all the time that it needs, unless it says otherwise.
+    patience = "--step-timeout=600"
+    command = [*program, "--model", str(model), *targets, "--port", str(port), patience, *args]
     return ServiceProcess("scheduler", command, port, logs / "scheduler.log", env)
 
 
@@ -124,25 +146,35 @@ def cluster(
     withhold: bool = False,
     threads: int = 1,
     env: Mapping[str, str] | None = None,
+    num_workers: int = 1,
+    worker_module: str = "worker",
 ) -> Iterator[Cluster]:
     """Both services, serving. logs: a directory for their logs. withhold: put a WithholdingProxy between them.
+    worker_module: what runs as a worker.
 
     threads: of the worker. A checkpoint of an oracle has too little to share out: on a busy machine, threads that wait
     for each other take a hundred times longer than one.
     """
     logs.mkdir(parents=True, exist_ok=True)
     with contextlib.ExitStack() as cleanup:
-        worker = worker_process(model, logs, [*EXACT, "--threads", str(threads), *worker_args], env)
-        cleanup.callback(worker.kill)
-        worker.start()
-        proxy = cleanup.enter_context(WithholdingProxy(worker.address)) if withhold else None
-        scheduler = scheduler_process(model, logs, proxy.address if proxy else worker.address, scheduler_args, env)
+        names = ["worker"] if num_workers == 1 else [f"worker{number}" for number in range(num_workers)]
+        args = [*EXACT, "--threads", str(threads), *worker_args]
+        workers = [worker_process(model, logs, args, env, name=name, module=worker_module) for name in names]
+        for worker in workers:
+            cleanup.callback(worker.kill)
+            worker.start()
+        proxy = cleanup.enter_context(WithholdingProxy(workers[0].address)) if withhold else None
+        targets = [proxy.address] if proxy else [worker.address for worker in workers]
+        scheduler = scheduler_process(model, logs, targets, scheduler_args, env)
         cleanup.callback(scheduler.kill)
         scheduler.start()
-        worker.wait_serving()
+        for worker in workers:
+            worker.wait_serving()
         scheduler.wait_serving()
         client = cleanup.enter_context(Client(scheduler.address))
-        yield Cluster(worker=worker, scheduler=scheduler, client=client, proxy=proxy)
+        server = Cluster(workers=tuple(workers), scheduler=scheduler, client=client, proxy=proxy)
+        server.wait_connected()
+        yield server
 
 
 __all__ = [

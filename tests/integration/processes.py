@@ -25,6 +25,7 @@ _T = TypeVar("_T")
 
 WAIT_CAP_S = 60.0
 LOG_TAIL_LINES = 40
+_FORKED = ("worker", "tests.integration.deadly_worker")
 
 
 def free_port() -> int:
@@ -66,7 +67,7 @@ class ServiceProcess:
         self.log = log
         self._command = command
         self._env = child_environment(env)
-        self._fork = command[:2] == ["-m", "worker"] and not env
+        self._fork = command[0] == "-m" and command[1] in _FORKED and not env
         self._process: subprocess.Popen[bytes] | ForkedProcess | None = None
         ServiceProcess.touched.append(self)
 

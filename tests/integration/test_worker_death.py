@@ -85,16 +85,3 @@ def test_without_a_worker_calls_end_with_unavailable(uniform_model: Path, tmp_pa
         server.worker.start()
         server.scheduler.wait_serving()
         assert len(server.complete("Anyone there?", max_tokens=5, ignore_eos=True).token_ids) == 5
-
-
-@pytest.mark.slow  # gRPC's keepalive takes a minute to give a silent peer up
-def test_a_worker_that_falls_silent_is_a_lost_worker(uniform_model: Path, tmp_path: Path) -> None:
-    with cluster(uniform_model, tmp_path, worker_args=POOL, scheduler_args=["--worker-grace", "1"]) as server:
-        stream = submit(server, 0)
-        next(stream)
-        server.worker.pause()
-        with pytest.raises(UnavailableError, match="worker"):
-            collect(stream)
-        server.worker.resume()
-        server.scheduler.wait_serving()
-        assert len(server.complete("Awake again?", max_tokens=5, ignore_eos=True).token_ids) == 5

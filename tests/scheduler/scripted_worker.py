@@ -10,6 +10,7 @@ import grpc
 
 from octavo.worker.v1alpha1 import worker_pb2 as pb
 from octavo.worker.v1alpha1 import worker_pb2_grpc
+from scheduler.wire import PROTOCOL_VERSION
 
 Answer = Callable[[pb.StepPlan], pb.StepResult | None]
 
@@ -49,7 +50,7 @@ class ScriptedWorker(worker_pb2_grpc.WorkerServiceServicer):
         self, request: pb.GetCapacityRequest, context: grpc.aio.ServicerContext[Any, Any]
     ) -> pb.GetCapacityResponse:
         return pb.GetCapacityResponse(
-            protocol_version=1,
+            protocol_version=PROTOCOL_VERSION,
             world_size=1,
             kv_groups=[pb.KvGroup(num_layers=1, block_size=4, bytes_per_block=64)],
             num_device_blocks=self.num_blocks,

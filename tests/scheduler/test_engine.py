@@ -3,84 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
-from contextlib import asynccontextmanager
 
 import pytest
 
 from octavo.worker.v1alpha1 import worker_pb2 as pb
-from scheduler.core.config import CoreConfig
-from scheduler.core.result import End, EndReason
-from scheduler.core.scheduler import Scheduler
-from scheduler.core.sequence import SequenceSpec
-from scheduler.engine import Engine, EngineConfig
-from scheduler.messages import Add, Cancel, Rejected, StepUpdate
-from scheduler.worker_client import WorkerClient
+from scheduler.core.result import EndReason
+from scheduler.messages import Cancel
+from tests.scheduler.running_engine import core_of, running_engine, spec
 from tests.scheduler.scripted_worker import ScriptedWorker, counting
-
-_CAP_S = 20.0
-
-
-class Listener:
-    """What a front end would see."""
-
-    def __init__(self) -> None:
-        self.tokens: dict[int, list[int]] = {}
-        self.ends: dict[int, End] = {}
-        self.rejected: dict[int, Rejected] = {}
-        self.sessions: list[bool] = []
-        self._changed = asyncio.Event()
-
-    def deliver(self, update: StepUpdate) -> None:
-        for sequence_id, token in zip(update.sequence_ids, update.token_ids, strict=True):
-            self.tokens.setdefault(sequence_id, []).append(token)
-        self.ends.update({end.sequence_id: end for end in update.ends})
-        self.rejected.update({rejected.sequence_id: rejected for rejected in update.rejected})
-        self._changed.set()
-
-    def on_session(self, connected: bool) -> None:
-        self.sessions.append(connected)
-        self._changed.set()
-
-    async def until(self, condition: Callable[[], bool]) -> None:
-        async with asyncio.timeout(_CAP_S):
-            while not condition():
-                self._changed.clear()
-                await self._changed.wait()
-
-
-@asynccontextmanager
-async def running_engine(worker: ScriptedWorker, *, plans: int = 2, grace_s: float = 30.0):
-    port = await worker.start()
-    client = WorkerClient(f"127.0.0.1:{port}")
-    capacity = await client.capacity(10)
-    core = CoreConfig(
-        num_blocks=capacity.num_blocks,
-        block_size=capacity.block_size,
-        max_num_seqs=8,
-        max_num_batched_tokens=32,
-        max_plans_in_flight=plans,
-    )
-    listener = Listener()
-    engine = Engine(
-        Scheduler(core),
-        EngineConfig(max_model_len=256, worker_grace_s=grace_s),
-        client,
-        capacity,
-        on_session=listener.on_session,
-    )
-    task = asyncio.create_task(engine.run(listener.deliver))
-    try:
-        yield engine, listener, port
-    finally:
-        task.cancel()
-        await asyncio.wait([task])
-        await client.close()
-        await worker.die()
-
-
-def spec(sequence_id: int = 1, *, prompt: int = 6, max_tokens: int = 5) -> Add:
-    return Add(specs=(SequenceSpec(sequence_id=sequence_id, prompt=tuple(range(prompt)), max_tokens=max_tokens),))
 
 
 @pytest.mark.parametrize("plans", [1, 2])
@@ -103,7 +33,7 @@ def test_two_plans_are_sent_before_the_first_result_and_not_a_third() -> None:
         worker.gate.clear()
         async with running_engine(worker) as (engine, listener, _):
             engine.send(spec())
-            await listener.until(lambda: engine.core.num_plans_in_flight == 2)
+            await listener.until(lambda: core_of(engine).num_plans_in_flight == 2)
             assert not listener.tokens
             worker.gate.set()
             await listener.until(lambda: 1 in listener.ends)
@@ -119,7 +49,7 @@ def test_a_lost_worker_costs_no_token_and_repeats_none() -> None:
             engine.send(spec(max_tokens=8))
             await listener.until(lambda: 1 in listener.ends)
             assert len(listener.tokens[1]) == 8
-            assert listener.sessions == [True, False, True]
+            assert listener.health == [False, True, False, True]
             readmission = next(plan for plan in worker.plans if plan.step_id > 3 and plan.admissions).admissions[0]
             assert list(readmission.token_ids) == [*range(6), 101, 102]
             assert (readmission.num_computed_tokens, readmission.output_index) == (0, 2)
@@ -134,13 +64,13 @@ def test_without_a_worker_within_the_grace_requests_fail_and_new_ones_too() -> N
         worker.gate.clear()
         async with running_engine(worker, grace_s=0.3) as (engine, listener, _):
             engine.send(spec())
-            await listener.until(lambda: engine.core.num_plans_in_flight == 2)
+            await listener.until(lambda: core_of(engine).num_plans_in_flight == 2)
             await worker.die()
             await listener.until(lambda: 1 in listener.ends)
             engine.send(spec(2))
             await listener.until(lambda: 2 in listener.ends)
             assert {end.reason for end in listener.ends.values()} == {EndReason.WORKER_LOST}
-            assert engine.core.num_waiting == 0
+            assert core_of(engine).num_waiting == 0
 
     asyncio.run(case())
 
@@ -152,7 +82,7 @@ def test_a_worker_that_comes_back_with_fewer_blocks_gets_what_still_fits() -> No
         async with running_engine(worker) as (engine, listener, port):
             engine.send(spec(1, prompt=6, max_tokens=5))
             engine.send(spec(2, prompt=20, max_tokens=20))
-            await listener.until(lambda: engine.core.num_plans_in_flight == 2)
+            await listener.until(lambda: core_of(engine).num_plans_in_flight == 2)
             await worker.die()
             smaller = ScriptedWorker(num_blocks=4)
             await smaller.start(port)
@@ -180,7 +110,7 @@ def test_a_result_that_answers_no_plan_ends_the_session_not_the_request() -> Non
             engine.send(spec())
             await listener.until(lambda: 1 in listener.ends)
             assert len(listener.tokens[1]) == 5
-            assert listener.sessions == [True, False, True]
+            assert listener.health == [False, True, False, True]
 
     asyncio.run(case())
 
@@ -201,7 +131,7 @@ def test_a_request_that_kills_every_worker_ends_and_its_neighbours_live() -> Non
             reasons = {number: end.reason for number, end in listener.ends.items()}
             assert reasons == {1: EndReason.LENGTH, 2: EndReason.KILLED_WORKER, 3: EndReason.LENGTH}
             assert [len(listener.tokens[number]) for number in (1, 3)] == [5, 5]
-            assert listener.sessions.count(False) == 3, "three deaths, not more"
+            assert listener.health.count(False) == 4, "three deaths after the start, not more"
 
     asyncio.run(case())
 
@@ -241,7 +171,7 @@ def test_refusals_and_cancels() -> None:
             engine.send(spec(3))
             await listener.until(lambda: 3 in listener.ends)
             assert 1 not in listener.ends and 1 not in listener.tokens
-            assert engine.core.blocks.pool.num_referenced == 0
+            assert core_of(engine).blocks.pool.num_referenced == 0
 
     asyncio.run(case())
 
@@ -252,7 +182,7 @@ def test_a_worker_with_another_model_is_not_used() -> None:
         worker.gate.clear()
         async with running_engine(worker, grace_s=1.0) as (engine, listener, port):
             engine.send(spec())
-            await listener.until(lambda: engine.core.num_plans_in_flight == 2)
+            await listener.until(lambda: core_of(engine).num_plans_in_flight == 2)
             await worker.die()
             other = ScriptedWorker(config_digest=b"two")
             await other.start(port)

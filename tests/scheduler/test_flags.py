@@ -18,6 +18,7 @@ def test_every_field_has_a_flag_with_its_default_in_the_help() -> None:
         assert f"--{field.name.replace('_', '-')}" in text
         if field.name != "model":
             shown = "none" if field.default is None else field.default
+            shown = " ".join(shown) if isinstance(shown, tuple) else shown
             assert f"(default: {shown})" in text
 
 
@@ -38,6 +39,7 @@ def test_command_line_wins_over_file_and_file_over_default(tmp_path: Path) -> No
     [
         ("max-num-seqs: five", "max-num-seqs must be int, is 'five'"),
         ("port: true", "port must be int, is True"),
+        ("worker: [1]", "worker must be a str or a list of them, is [1]"),
     ],
 )
 def test_a_bad_value_in_a_file_is_refused_by_name(tmp_path: Path, flag: str, message: str) -> None:
@@ -66,6 +68,12 @@ def test_a_choice_from_a_file_is_checked_like_one_from_the_command_line(flag: st
         (["--model", "m", "--worker-grace", "nan"], "--worker-grace must be in [0, 31536000] seconds, is nan"),
         (["--model", "m", "--worker-grace", "inf"], "--worker-grace must be in [0, 31536000] seconds, is inf"),
         (["--model", "m", "--drain-grace", "inf"], "--drain-grace must be in [0, 31536000] seconds, is inf"),
+        (["--model", "m", "--step-timeout", "0"], "--step-timeout must be in (0, 31536000] seconds, is 0.0"),
+        (
+            ["--model", "m", "--step-timeout-per-token", "-1"],
+            "--step-timeout-per-token must be in [0, 31536000] seconds",
+        ),
+        (["--model", "m", "--worker", ""], "--worker must be HOST:PORT, is empty"),
         (["--model", "m", "--port", "70000"], "--port must be in [0, 65535], is 70000"),
         (["--config", "/nowhere/octavo.yaml"], "/nowhere/octavo.yaml"),
     ],
@@ -74,3 +82,12 @@ def test_a_bad_value_is_refused_with_flag_value_and_limit(arguments: list[str], 
     with pytest.raises(ConfigError) as error:
         parse(arguments)
     assert message in str(error.value)
+
+
+def test_workers_are_given_several_times_or_as_a_list(tmp_path: Path) -> None:
+    assert parse(["--model", "m", "--worker", "a:1", "--worker", "b:2"]).worker == ("a:1", "b:2")
+    file = tmp_path / "octavo.yaml"
+    for content, expected in (("a:1", ("a:1",)), ("[a:1, b:2]", ("a:1", "b:2"))):
+        file.write_text(f"model: m\nscheduler:\n  worker: {content}\n")
+        assert parse(["--config", str(file)]).worker == expected
+        assert parse(["--config", str(file), "--worker", "c:3"]).worker == ("c:3",)

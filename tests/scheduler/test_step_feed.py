@@ -19,12 +19,13 @@ class Bench:
     def __init__(self, capacity: int) -> None:
         self.core = Scheduler(CoreConfig(num_blocks=64, block_size=4, max_num_seqs=4, max_num_batched_tokens=8))
         self.core.add(SequenceSpec(sequence_id=1, prompt=tuple(range(20)), max_tokens=200))
-        self.feed = StepFeed(self.core, capacity=capacity)
+        self.feed = StepFeed(capacity=capacity)
+        self.tap = self.feed.tap(self.core)
 
     def plan(self) -> StepPlan:
         plan = self.core.schedule()
         assert isinstance(plan, StepPlan)
-        self.feed.planned(plan)
+        self.tap.planned(plan)
         return plan
 
     def answer(self, plan: StepPlan) -> None:
@@ -35,7 +36,7 @@ class Bench:
             tokens=(7,) * sum(plan.max_samples),
         )
         self.core.update(result)
-        self.feed.settled(result)
+        self.tap.settled(result)
 
     def steps(self, count: int) -> None:
         for _ in range(count):
@@ -123,7 +124,7 @@ def test_preemptions_are_counted_since_the_plan_before() -> None:
         bench = Bench(capacity=300)
         small = CoreConfig(num_blocks=6, block_size=4, max_num_seqs=4, max_num_batched_tokens=32)
         bench.core = Scheduler(small)
-        bench.feed = StepFeed(bench.core, capacity=300)
+        bench.tap = bench.feed.tap(bench.core)
         for number in (1, 2):
             bench.core.add(SequenceSpec(sequence_id=number, prompt=(number,) * 8, max_tokens=12))
         with bench.feed.watch() as watch:

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import fields
+
 import pytest
 
 from octavo.worker.v1alpha1 import worker_pb2 as pb
 from scheduler import wire
 from scheduler.core.plan import Admission, BlockCopies, StepPlan
-from scheduler.core.result import RowFlag
+from scheduler.core.result import RowFlag, StepResult
 from scheduler.core.sequence import Sampling
+from scheduler.wire import PROTOCOL_VERSION
 
 
 def test_a_plan_keeps_every_column() -> None:
@@ -61,6 +64,52 @@ def test_a_plan_keeps_every_column() -> None:
     assert (list(scheduled.rows), list(scheduled.num_tokens), list(scheduled.max_samples)) == ([1, 3], [1, 3], [1, 1])
 
 
+def test_an_admission_keeps_every_sampling_parameter() -> None:
+    sampling = Sampling(
+        temperature=0.5,
+        top_k=3,
+        top_p=0.9,
+        min_p=0.1,
+        num_logprobs=4,
+        min_tokens=5,
+        masked_token_ids=(2, 7),
+        presence_penalty=0.25,
+        frequency_penalty=-0.5,
+        repetition_penalty=1.25,
+        logit_bias=((3, -100.0), (8, 1.5)),
+        allowed_token_ids=(3, 8),
+        bad_words=((4,), (5, 6)),
+        grammar="a grammar",
+        eos_token_ids=(2,),
+        num_prompt_logprobs=6,
+    )
+    assert all(getattr(sampling, field.name) != field.default for field in fields(Sampling))
+    admission = Admission(1, 0, 1, (1,), (0,), 0, sampling, 0, 0, 0, num_scored_tokens=9)
+    plan = StepPlan(step_id=1, admissions=(admission,), rows=(0,), num_tokens=(1,), max_samples=(1,))
+    message = wire.plan_message(plan).plan.admissions[0]
+    assert message.num_scored_tokens == 9
+    assert message.sampling == pb.Sampling(
+        temperature=0.5,
+        top_k=3,
+        top_p=0.9,
+        min_p=0.1,
+        num_logprobs=4,
+        min_tokens=5,
+        masked_token_ids=[2, 7],
+        presence_penalty=0.25,
+        frequency_penalty=-0.5,
+        repetition_penalty=1.25,
+        bias_token_ids=[3, 8],
+        biases=[-100.0, 1.5],
+        allowed_token_ids=[3, 8],
+        bad_words=[pb.TokenSequence(token_ids=[4]), pb.TokenSequence(token_ids=[5, 6])],
+        grammar="a grammar",
+        eos_token_ids=[2],
+        num_prompt_logprobs=6,
+    )
+    assert len(message.sampling.ListFields()) == len(pb.Sampling.DESCRIPTOR.fields)
+
+
 def test_no_logprobs_is_not_zero_logprobs() -> None:
     admission = Admission(
         sequence_id=1,
@@ -89,7 +138,7 @@ def test_a_decode_step_of_256_rows_is_small() -> None:
 def test_a_session_asks_for_the_blocks_that_its_plans_use() -> None:
     capacity = wire.read_capacity(
         pb.GetCapacityResponse(
-            protocol_version=1,
+            protocol_version=PROTOCOL_VERSION,
             kv_groups=[pb.KvGroup(block_size=16, bytes_per_block=4096)],
             world_size=1,
             num_device_blocks=100,
@@ -102,7 +151,7 @@ def test_a_session_asks_for_the_blocks_that_its_plans_use() -> None:
         num_blocks=90, num_host_blocks=20, num_rows=8, max_num_batched_tokens=64, max_model_len=128
     )
     assert wire.open_message(capacity, limits, 7).open == pb.Open(
-        protocol_version=1,
+        protocol_version=PROTOCOL_VERSION,
         config_digest=b"digest",
         num_device_blocks=90,
         num_host_blocks=20,
@@ -131,17 +180,39 @@ def test_a_result_is_read_row_by_row() -> None:
     assert (result.top_tokens, result.top_logprobs) == (((8, 3), ()), ((-0.5, -1.5), ()))
     assert (result.execute_ns, result.copy_ns) == (5, 3)
     assert result.flags == (RowFlag.OK, RowFlag.NON_FINITE, RowFlag.OK)
+    assert result.num_scored == result.scored_logprobs == ()
+
+
+def test_scores_are_read_row_by_row() -> None:
+    message = pb.StepResult(
+        num_scored=[2, 0, 1],
+        scored_logprobs=[-0.5, -1.5, -2.5],
+        scored_num_top=[2, 0, 1],
+        scored_top_tokens=[8, 3, 9],
+        scored_top_logprobs=[-0.5, -1.5, -0.25],
+    )
+    result = wire.read_result(message, epoch=2)
+    assert result == StepResult(
+        epoch=2,
+        step_id=0,
+        num_sampled=(),
+        tokens=(),
+        num_scored=(2, 0, 1),
+        scored_logprobs=(-0.5, -1.5, -2.5),
+        scored_top_tokens=((8, 3), (), (9,)),
+        scored_top_logprobs=((-0.5, -1.5), (), (-0.25,)),
+    )
 
 
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"protocol_version": 2}, "protocol version 2, not 1"),
+        ({"protocol_version": 99}, "protocol version 99, not 2"),
         ({"kv_groups": [pb.KvGroup(), pb.KvGroup()]}, "2 KV groups; 1 is supported"),
         ({"world_size": 4}, "4 ranks; 1 is supported"),
     ],
 )
 def test_a_worker_that_cannot_be_driven_is_refused(change: dict, message: str) -> None:
-    fields = {"protocol_version": 1, "kv_groups": [pb.KvGroup()], "world_size": 1} | change
+    fields = {"protocol_version": PROTOCOL_VERSION, "kv_groups": [pb.KvGroup()], "world_size": 1} | change
     with pytest.raises(wire.CapacityError, match=message):
         wire.read_capacity(pb.GetCapacityResponse(**fields))

@@ -15,14 +15,17 @@ from tests.worker.models.checkpoints import make_reference, reference_logits, sa
 from tests.worker.models.paged import PagedModel
 from tests.worker.models.test_decoder import PROMPTS
 from tests.worker.test_device_io import COLUMNS
+from tests.worker.test_logit_rules import rules_of
 from tests.worker.test_sampler import SAMPLERS, mixed_rows
 from worker.backend.select import make_backend
-from worker.device_io import StagedIO
-from worker.device_sampler import DeviceSampler
+from worker.device_io import DeviceIO, HostIO, StagedIO
+from worker.device_sampler import DeviceSampler, Sampler
 from worker.kv_cache import KVCache, KVCacheSpec
 from worker.loader.load import LoadedModel, load_model, open_checkpoint
 from worker.loader.resolve import resolve_model
+from worker.logit_adjuster import Adjustments
 from worker.profiling import MemoryGauge
+from worker.sampler import Sampled
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU")
 GPU = torch.device("cuda")
@@ -41,6 +44,27 @@ def test_staged_columns_arrive_and_come_back() -> None:
 def test_the_gpu_samples_what_the_host_does(width: int) -> None:
     logits, rows = mixed_rows(width)
     host, device = SAMPLERS["numpy"](logits, rows), DeviceSampler(StagedIO(GPU))(logits.to(GPU), rows)
+    assert device.tokens.tolist() == host.tokens.tolist()
+    assert device.top_tokens.tolist() == host.top_tokens.tolist()
+    assert device.logprobs == pytest.approx(host.logprobs, abs=1e-4)
+
+
+def test_the_gpu_keeps_the_rules_that_the_host_does() -> None:
+    width = 5_000
+    logits, rows = mixed_rows(width)
+    rules = [
+        rules_of(width=width, logit_bias={7: 4.0}, min_tokens=3, masked_token_ids=[1, 2]),
+        rules_of(width=width, output=[5, 6, 6], frequency_penalty=0.5, presence_penalty=0.5, repetition_penalty=1.3),
+        rules_of(width=width, allowed_token_ids=list(range(0, width, 7)), bad_words=((14,),)),
+    ]
+    places = np.array([1, 4, 6], np.int64)
+
+    def draw(sampler: Sampler, io: DeviceIO, logits: torch.Tensor) -> Sampled:
+        adjustments = Adjustments(places, rules, places)
+        return sampler(logits, rows, adjustments.apply(logits, io))
+
+    host = draw(SAMPLERS["numpy"], HostIO(), logits.clone())
+    device = draw(DeviceSampler(StagedIO(GPU)), StagedIO(GPU), logits.to(GPU))
     assert device.tokens.tolist() == host.tokens.tolist()
     assert device.top_tokens.tolist() == host.top_tokens.tolist()
     assert device.logprobs == pytest.approx(host.logprobs, abs=1e-4)

@@ -22,6 +22,7 @@ from octavo.worker.v1alpha1 import worker_pb2_grpc as pb_grpc
 from tests.integration.fork_server import ForkedProcess
 from tests.integration.processes import REPOSITORY, child_environment, wait_until
 from tests.worker.conftest import TinyModel
+from worker.step import PROTOCOL_VERSION
 
 CAP_S = 60.0
 SMALL = ("--backend", "torch", "--num-gpu-blocks-override", "16", "--threads", "1")
@@ -81,7 +82,7 @@ def test_it_serves_on_the_port_that_it_logs_and_a_signal_ends_it_well(llama: Tin
             capacity = stub.GetCapacity(pb.GetCapacityRequest(), timeout=CAP_S)
             assert capacity.num_device_blocks == 16
             opening = pb.Open(
-                protocol_version=1,
+                protocol_version=PROTOCOL_VERSION,
                 config_digest=capacity.config_digest,
                 num_device_blocks=16,
                 group_epoch=1,

@@ -10,8 +10,8 @@ from octavo.worker.v1alpha1 import worker_pb2 as pb
 from tests.worker.plans import LIMITS, admission, read, step
 from worker.device_io import HostIO
 from worker.input_batch import InputBatch, build_input_batch
-from worker.sequence_table import SequenceTable
-from worker.step import PlanError
+from worker.sequence_table import SequenceTable, sampling_rows
+from worker.step import PlanError, RowFlag
 
 
 def run(table: SequenceTable, message: pb.StepPlan, *sampled: int) -> InputBatch:
@@ -210,3 +210,48 @@ def test_a_full_row_cannot_sample() -> None:
     table = SequenceTable(LIMITS)
     with pytest.raises(PlanError, match="max_model_len"):
         table.apply(read(step(0, [0], [16], admissions=[admission(0, range(16), range(4))])))
+
+
+def scored(table: SequenceTable, message: pb.StepPlan, *sampled: int) -> tuple[list[int], list[int], list[int]] | None:
+    """Of a step: prompt tokens scored per row, their ids, and where the tokens before them are in the step."""
+    plan = read(message)
+    table.apply(plan)
+    scoring = table.scoring(plan)
+    table.commit(plan, np.array(sampled, np.int32))
+    return None if scoring is None else tuple(map(list, (scoring.num_scored, scoring.targets, scoring.places)))
+
+
+def test_each_prompt_token_but_the_first_is_scored_once_after_the_one_before_it() -> None:
+    table = SequenceTable(LIMITS)
+    rows = [admission(0, [9], [8]), admission(2, [10, 11, 12, 13, 14, 15], [7, 3], num_prompt_logprobs=1)]
+    assert scored(table, step(0, [0, 2], [1, 4], [1, 0], admissions=rows), 60) == (
+        [0, 4],
+        [11, 12, 13, 14],
+        [1, 2, 3, 4],
+    )
+    # The prompt's last token predicts the output, which is not scored.
+    assert scored(table, step(1, [2, 0], [2, 1]), 50, 61) == ([1, 0], [15], [0])
+    assert scored(table, step(2, [2, 0]), 51, 62) is None
+
+
+def test_what_was_scored_before_a_preemption_is_not_scored_again() -> None:
+    table = SequenceTable(LIMITS)
+    again = admission(1, [10, 11, 12, 13, 50], [7, 3], num_prompt_tokens=4, output_index=1, num_prompt_logprobs=0)
+    again.num_scored_tokens = 2
+    assert scored(table, step(0, [1], [5], admissions=[again]), 51) == ([1], [13], [2])
+    assert scored(table, step(1, [1]), 52) is None
+
+
+def test_a_grammar_on_a_worker_without_a_tokenizer_ends_its_row_alone() -> None:
+    table = SequenceTable(LIMITS)
+    rows = [admission(0, [9], [8]), admission(2, [10], [7], grammar="start: /a/", eos_token_ids=[2])]
+    plan = read(step(0, [0, 2], admissions=rows))
+    table.apply(plan)
+    adjustments = table.adjustments(sampling_rows(plan))
+    assert adjustments is not None
+    logits = torch.zeros((2, LIMITS.logits_width))
+    adjustments.apply(logits, HostIO())
+    flags = np.zeros(2, np.int32)
+    adjustments.flag(flags)
+    assert flags.tolist() == [RowFlag.OK, RowFlag.DEAD_END]
+    assert torch.isfinite(logits).all(dim=1).tolist() == [True, False]

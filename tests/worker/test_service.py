@@ -15,6 +15,7 @@ from octavo.worker.v1alpha1 import worker_pb2 as pb
 from tests.worker.conftest import POISON, TinyModel
 from tests.worker.plans import admission, step
 from tests.worker.worker_client import InProcessWorker, Stream, serving
+from worker.step import PROTOCOL_VERSION
 
 PROMPT = [5, 17, 99, 3, 42, 128, 7]
 BLOCKS = range(8)
@@ -42,7 +43,7 @@ async def works(stream: Stream) -> None:
 def test_capacity_describes_the_model(llama: TinyModel) -> None:
     async def scenario(worker: InProcessWorker) -> None:
         capacity = await worker.capacity()
-        assert (capacity.protocol_version, capacity.rank, capacity.world_size) == (1, 0, 1)
+        assert (capacity.protocol_version, capacity.rank, capacity.world_size) == (PROTOCOL_VERSION, 0, 1)
         (group,) = capacity.kv_groups
         assert (group.num_layers, group.block_size, group.window) == (2, 4, 0)
         assert group.bytes_per_block == 2 * 2 * 2 * 4 * 16 * 4  # keys and values, layers, heads, tokens, size, bytes
@@ -248,7 +249,7 @@ def test_a_step_that_fails_ends_its_stream_only(llama: TinyModel) -> None:
 
 
 REFUSED_OPENS = {
-    "version": ({"protocol_version": 2}, grpc.StatusCode.FAILED_PRECONDITION, "protocol_version is 2"),
+    "version": ({"protocol_version": 99}, grpc.StatusCode.FAILED_PRECONDITION, "protocol_version is 99"),
     "digest": ({"config_digest": b"\x01"}, grpc.StatusCode.FAILED_PRECONDITION, "config_digest is 01"),
     "blocks": ({"num_device_blocks": 65}, grpc.StatusCode.INVALID_ARGUMENT, "num_device_blocks is 65, must be 1 to 64"),
     "host blocks": (

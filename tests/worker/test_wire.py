@@ -10,7 +10,7 @@ import pytest
 from octavo.worker.v1alpha1 import worker_pb2 as pb
 from tests.worker.plans import LIMITS, admission, read, step
 from worker import wire
-from worker.step import Open, PlanError, RowFlag, Sampling, StepResult
+from worker.step import PROTOCOL_VERSION, Open, PlanError, PromptScores, RowFlag, Sampling, StepResult
 
 WHOLE_PLAN = pb.StepPlan(
     step_id=2**40,
@@ -62,7 +62,7 @@ def test_logprobs_not_asked_for_and_asked_for_with_none_beside_differ() -> None:
 
 def test_an_open_is_read_in_full() -> None:
     fields = {
-        "protocol_version": 1,
+        "protocol_version": PROTOCOL_VERSION,
         "config_digest": b"\x01\x02",
         "num_device_blocks": 3,
         "num_host_blocks": 4,
@@ -87,6 +87,13 @@ def test_a_result_is_written_in_full() -> None:
         flags=np.array([RowFlag.OK, RowFlag.NON_FINITE], np.int32),
         execute_ns=2**40,
         copy_ns=2**39,
+        scores=PromptScores(
+            num_scored=np.array([0, 2], np.int32),
+            logprobs=np.array([-1.5, -2.5], np.float32),
+            num_top=np.array([1, 1], np.int32),
+            top_tokens=np.array([5, 6], np.int32),
+            top_logprobs=np.array([-0.25, -0.75], np.float32),
+        ),
     )
     assert wire.write_result(result).result == pb.StepResult(
         step_id=9,
@@ -99,7 +106,38 @@ def test_a_result_is_written_in_full() -> None:
         flags=[pb.ROW_FLAG_UNSPECIFIED, pb.ROW_FLAG_NON_FINITE],
         execute_ns=2**40,
         copy_ns=2**39,
+        num_scored=[0, 2],
+        scored_logprobs=[-1.5, -2.5],
+        scored_num_top=[1, 1],
+        scored_top_tokens=[5, 6],
+        scored_top_logprobs=[-0.25, -0.75],
     )
+
+
+def test_rules_are_read_in_full_and_there_are_none_where_all_is_neutral() -> None:
+    given = {
+        "min_tokens": 3,
+        "masked_token_ids": [9, 2],
+        "presence_penalty": 0.5,
+        "frequency_penalty": -1.0,
+        "repetition_penalty": 1.5,
+        "bias_token_ids": [4, 3],
+        "biases": [1.5, -100.0],
+        "allowed_token_ids": [3, 4],
+        "bad_words": [pb.TokenSequence(token_ids=[7, 8])],
+        "grammar": "a grammar",
+        "eos_token_ids": [2],
+    }
+    (sequence,) = read(with_sequence(sampling=pb.Sampling(top_p=1, **given))).admissions
+    rules = sequence.sampling.rules
+    assert rules is not None
+    read_values = dataclasses.asdict(rules)
+    for name in ("masked_token_ids", "bias_token_ids", "biases", "allowed_token_ids"):
+        read_values[name] = read_values[name].tolist()
+    assert read_values == given | {"bad_words": ((7, 8),), "eos_token_ids": (2,)}
+    neutral = pb.Sampling(top_p=1, repetition_penalty=1.0, min_tokens=5, num_prompt_logprobs=3)
+    (sequence,) = read(with_sequence(sampling=neutral)).admissions
+    assert (sequence.sampling.rules, sequence.sampling.num_prompt_logprobs) == (None, 3)
 
 
 def with_sequence(**changes: object) -> pb.StepPlan:
@@ -255,6 +293,66 @@ BROKEN = {
         "admissions[sequence 0].sampling.num_logprobs",
         "101",
         "below 101",
+    ),
+    "more prompt logprobs than tokens": (
+        with_sequence(sampling=pb.Sampling(top_p=1, num_prompt_logprobs=101)),
+        "admissions[sequence 0].sampling.num_prompt_logprobs",
+        "101",
+        "below 101",
+    ),
+    "prompt logprobs of tokens that were computed before": (
+        with_sequence(sampling=pb.Sampling(top_p=1, num_prompt_logprobs=0), num_computed_tokens=2, num_scored_tokens=1),
+        "admissions[sequence 0].num_computed_tokens",
+        "2",
+        "num_scored_tokens is 1",
+    ),
+    "a penalty that is no number": (
+        with_sequence(sampling=pb.Sampling(top_p=1, presence_penalty=float("nan"))),
+        "admissions[sequence 0].sampling.presence_penalty",
+        "nan",
+        "finite",
+    ),
+    "a negative repetition penalty": (
+        with_sequence(sampling=pb.Sampling(top_p=1, repetition_penalty=-1)),
+        "admissions[sequence 0].sampling.repetition_penalty",
+        "-1.0",
+        "at least 0",
+    ),
+    "an id of another width": (
+        with_sequence(sampling=pb.Sampling(top_p=1, allowed_token_ids=[1, 100])),
+        "admissions[sequence 0].sampling.allowed_token_ids",
+        "100",
+        "below 100",
+    ),
+    "an id that is biased twice": (
+        with_sequence(sampling=pb.Sampling(top_p=1, bias_token_ids=[1, 1], biases=[1, 2])),
+        "admissions[sequence 0].sampling.bias_token_ids",
+        "1",
+        "once",
+    ),
+    "a bias too few": (
+        with_sequence(sampling=pb.Sampling(top_p=1, bias_token_ids=[1, 2], biases=[1])),
+        "admissions[sequence 0].sampling.biases",
+        "1 entries",
+        "has 2",
+    ),
+    "an infinite bias": (
+        with_sequence(sampling=pb.Sampling(top_p=1, bias_token_ids=[1], biases=[float("inf")])),
+        "admissions[sequence 0].sampling.biases",
+        "a number that is not finite",
+        "finite",
+    ),
+    "an empty bad word": (
+        with_sequence(sampling=pb.Sampling(top_p=1, bad_words=[pb.TokenSequence()])),
+        "admissions[sequence 0].sampling.bad_words",
+        "an empty sequence",
+        "at least one",
+    ),
+    "a grammar that nothing ends": (
+        with_sequence(sampling=pb.Sampling(top_p=1, grammar="a grammar")),
+        "admissions[sequence 0].sampling.eos_token_ids",
+        "no id",
+        "needs one",
     ),
     "nothing scheduled": (pb.StepPlan(step_id=1), "scheduled.rows", "no row", "at least one"),
     "scheduled row out of range": (step(1, [0, 4]), "scheduled.rows", "4", "below 4"),

@@ -12,6 +12,7 @@ from kernels.cpu.packed_linear import PackedLinear
 from worker.backend import native_sampler
 from worker.input_batch import InputBatch
 from worker.kv_cache import KVCache
+from worker.models.model import Change
 from worker.sampler import Sampled, SamplingColumns
 
 if TYPE_CHECKING:
@@ -26,13 +27,33 @@ class NativeModel:
         """The decoder was built over `ops`."""
         self._native = NativeDecoder(ops.library, _parts(decoder), num_threads=ops.num_threads)
         self._bound: tuple[KVCache, PagedCaches] | None = None
+        self._logits = torch.empty((0, self._native.vocab_size))
+        self._lm_head = _packed(decoder.lm_head)
+        self.sample_logits = native_sampler.NativeSampler(ops)
+        """See worker.models.model.SamplingModel."""
 
     def forward(self, batch: InputBatch, kv_cache: KVCache) -> torch.Tensor:
         """See worker.models.model.Model."""
         return self._native.forward(batch, self._caches(kv_cache))
 
-    def sample(self, batch: InputBatch, kv_cache: KVCache, columns: SamplingColumns) -> Sampled:
+    def hidden_states(self, batch: InputBatch, kv_cache: KVCache) -> torch.Tensor:
+        """See worker.models.model.Model."""
+        return self._native.hidden_states(batch, self._caches(kv_cache))
+
+    def project(self, hidden: torch.Tensor) -> torch.Tensor:
+        """See worker.models.model.Model."""
+        return self._lm_head(hidden)
+
+    def sample(
+        self, batch: InputBatch, kv_cache: KVCache, columns: SamplingColumns, change: Change | None = None
+    ) -> Sampled:
         """See worker.models.model.SamplingModel."""
+        if change is not None:
+            rows = batch.logits_indices.numel()
+            if self._logits.shape[0] < rows:  # kept: fresh memory for so much would cost as much as sampling does
+                self._logits = torch.empty((rows, self._native.vocab_size))
+            logits = self._native.forward(batch, self._caches(kv_cache), out=self._logits[:rows])
+            return self.sample_logits(logits, columns, change(logits))
         sampling = native_sampler.describe(columns, self._native.vocab_size)
         self._native.sample(batch, self._caches(kv_cache), sampling)
         return native_sampler.outcome(sampling, columns)

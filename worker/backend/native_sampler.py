@@ -11,7 +11,7 @@ import torch
 
 from kernels.cpu.ops import CpuOps
 from kernels.cpu.sampling import Sampling
-from worker.sampler import Sampled, SamplingColumns
+from worker.sampler import NO_CHANGES, Changes, Sampled, SamplingColumns
 from worker.step import no_ints
 
 
@@ -21,10 +21,12 @@ class NativeSampler:
     def __init__(self, ops: CpuOps) -> None:
         self._ops = ops
 
-    def __call__(self, logits: torch.Tensor, columns: SamplingColumns) -> Sampled:
+    def __call__(self, logits: torch.Tensor, columns: SamplingColumns, changes: Changes = NO_CHANGES) -> Sampled:
         """A token per row."""
         sampling = describe(columns, logits.shape[1])
-        self._ops.sample(logits, sampling)
+        self._ops.sample(
+            logits, sampling, masked=changes.masked, kept=changes.kept, changed=changes.changed, raw=changes.raw
+        )
         return outcome(sampling, columns)
 
 

@@ -150,10 +150,21 @@ class Decoder:
             tensors += layer.tensors()
         return sum({tensor.data_ptr(): tensor.nbytes for tensor in tensors}.values())
 
-    @torch.inference_mode()
     def forward(self, batch: InputBatch, kv_cache: KVCache) -> torch.Tensor:
         """Computes the step's tokens, writing their keys and values to the cache. -> logits [R, V] float32 of
         batch.logits_indices, in their order; [0, V] if there are none."""
+        return self.project(self.hidden_states(batch, kv_cache))
+
+    @torch.inference_mode()
+    def project(self, hidden: torch.Tensor) -> torch.Tensor:
+        """hidden [r, C], rows of `hidden_states` -> logits [r, V] float32."""
+        if hidden.shape[0] == 0:
+            return torch.empty((0, self.config.vocab_size), dtype=torch.float32, device=hidden.device)
+        return self.lm_head(hidden).to(torch.float32)
+
+    @torch.inference_mode()
+    def hidden_states(self, batch: InputBatch, kv_cache: KVCache) -> torch.Tensor:
+        """`forward` up to the vocabulary projection. -> [R, C]"""
         residual = F.embedding(batch.token_ids, self.embedding).to(self._backend.activation_dtype)  # [T, C]
         x = None
         for layer in self.layers:
@@ -161,6 +172,5 @@ class Decoder:
         assert x is not None  # a model has at least one layer
         wanted = batch.logits_indices
         if wanted.numel() == 0:
-            return torch.empty((0, self.config.vocab_size), dtype=torch.float32, device=residual.device)
-        x = self._backend.add_rms_norm(x[wanted], residual[wanted], self.final_norm, self.config.rms_norm_eps)
-        return self.lm_head(x).to(torch.float32)
+            return x[:0]
+        return self._backend.add_rms_norm(x[wanted], residual[wanted], self.final_norm, self.config.rms_norm_eps)

@@ -29,6 +29,8 @@ _DEFAULT_HOLDERS: Final = 5
 _MAX_HOLDERS: Final = 100
 # Page keys of requests that have no sequence id yet: after all that have one.
 _PREPARING_KEYS: Final = 1 << 60
+# More than any pool has: page keys of blocks are those of the workers before it and the block's number.
+_BLOCKS_OF_A_WORKER: Final = 1 << 32
 
 _Context: TypeAlias = grpc.aio.ServicerContext[Any, Any]
 
@@ -77,8 +79,11 @@ class AdminServicer(admin_pb2_grpc.AdminServiceServicer):
         self, request: admin_pb2.ListBlocksRequest, context: _Context
     ) -> admin_pb2.ListBlocksResponse:
         _check_known("state", request.state, admin_pb2.BlockState.values())
-        numbers = self._inspector.block_numbers(wire.BLOCK_STATES.get(request.state))
-        shown = page(numbers, lambda number: number, request.page_size, request.page_token)
+        if request.worker and not self._inspector.knows(request.worker):
+            description = f"is {request.worker[:64]!r}, must be the address of a worker as GetStats gives it, or empty"
+            raise InvalidRequestError((Violation(field="worker", description=description),))
+        numbers = self._inspector.block_numbers(wire.BLOCK_STATES.get(request.state), request.worker)
+        shown = page(numbers, _block_key, request.page_size, request.page_token)
         names = self._inspector.names()
         return admin_pb2.ListBlocksResponse(
             blocks=[wire.block_info(view, names) for view in self._inspector.blocks(shown.items)],
@@ -94,10 +99,11 @@ class AdminServicer(admin_pb2_grpc.AdminServiceServicer):
         table = [] if view.sequence is None else list(enumerate(view.sequence.blocks))
         shown = page(table, lambda entry: entry[0], request.page_size, request.page_token)
         names = self._inspector.names()
+        numbers = [] if view.worker is None else [(view.worker.number, block) for _, block in shown.items]
         return admin_pb2.GetBlockTableResponse(
             sequence=wire.sequence_info(view),
             block_size=self._inspector.block_size,
-            blocks=[wire.block_info(block, names) for block in self._inspector.blocks([b for _, b in shown.items])],
+            blocks=[wire.block_info(block, names) for block in self._inspector.blocks(numbers)],
             next_page_token=shown.next_token,
         )
 
@@ -109,12 +115,13 @@ class AdminServicer(admin_pb2_grpc.AdminServiceServicer):
         violations = tuple(check_prompt(prompt, None, self._frontend.model))
         if violations:
             raise InvalidRequestError(violations)
-        probe = self._inspector.probe(tuple(prompt.token_ids), request.cache_salt)
+        worker, probe = self._inspector.probe(tuple(prompt.token_ids), request.cache_salt)
         return admin_pb2.ProbePrefixResponse(
             prompt_tokens=len(prompt.token_ids),
             cached_tokens=probe.num_cached_tokens,
             cacheable_tokens=probe.num_cacheable_tokens,
             blocks=probe.blocks,
+            worker=worker,
         )
 
     @with_status
@@ -138,6 +145,12 @@ class AdminServicer(admin_pb2_grpc.AdminServiceServicer):
                 num_sent += 1
                 if num_sent == request.max_steps:
                     return
+
+
+def _block_key(number: tuple[int, int]) -> int:
+    """A worker's first blocks keep their bare numbers as long as there is no other worker before it."""
+    worker, block = number
+    return (worker - 1) * _BLOCKS_OF_A_WORKER + block
 
 
 def _is_selected(view: SequenceView, request: admin_pb2.ListRequestsRequest) -> bool:

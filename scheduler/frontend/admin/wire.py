@@ -7,14 +7,14 @@ from dataclasses import asdict
 from typing import Final
 
 from octavo.serving.v1 import admin_pb2
-from scheduler.core.block_views import BlockState, BlockView
+from scheduler.core.block_views import BlockState
 from scheduler.core.explain import Constraint, Explanation, Holder, Needs
 from scheduler.core.history import Decision, DecisionKind
 from scheduler.core.live import Queue
 from scheduler.core.snapshot import SequenceSnapshot
 from scheduler.frontend.admin import sentences
 from scheduler.frontend.stats import Stats
-from scheduler.inspector import ExplainedSequence, RequestExplanation, SequenceName, SequenceView
+from scheduler.inspector import ExplainedSequence, RequestExplanation, SequenceName, SequenceView, WorkerBlock
 from scheduler.step_feed import WatchedStep
 
 _MAX_USERS: Final = 8
@@ -49,6 +49,7 @@ _DECISIONS: Final = {
     DecisionKind.REQUEUED: admin_pb2.DECISION_KIND_REQUEUED,
     DecisionKind.OVERTAKEN: admin_pb2.DECISION_KIND_OVERTAKEN,
     DecisionKind.CLEARED: admin_pb2.DECISION_KIND_CLEARED,
+    DecisionKind.ADOPTED: admin_pb2.DECISION_KIND_ADOPTED,
 }
 # A sequence that waits for its sibling says less about the request than that sibling does.
 _NOT_FIRST_TO_TELL: Final = (admin_pb2.CONSTRAINT_UNSPECIFIED, admin_pb2.CONSTRAINT_FORK)
@@ -67,12 +68,14 @@ def state(view: SequenceView) -> admin_pb2.SequenceState:
 
 def stats(values: Stats) -> admin_pb2.GetStatsResponse:
     """The figures; the messages have the values' field names."""
+    workers = [admin_pb2.WorkerStats(**asdict(worker)) for worker in values.workers]
     return admin_pb2.GetStatsResponse(
         queues=admin_pb2.QueueStats(**asdict(values.queues)),
         blocks=admin_pb2.BlockStats(**asdict(values.blocks)),
         counters=admin_pb2.CounterStats(**asdict(values.counters)),
-        worker=admin_pb2.WorkerStats(**asdict(values.worker)),
+        worker=workers[0] if workers else None,
         host_blocks=admin_pb2.HostBlockStats(**asdict(values.host_blocks)),
+        workers=workers,
     )
 
 
@@ -86,7 +89,8 @@ def sequence_info(view: SequenceView) -> admin_pb2.SequenceInfo:
         sequence_id=view.sequence_id or 0,
     )
     sequence = view.sequence
-    if sequence is not None:
+    if sequence is not None and view.worker is not None:
+        info.worker = view.worker.address
         info.queue_position = view.position + 1
         info.tenant = sequence.tenant
         info.priority = sequence.priority
@@ -105,7 +109,7 @@ def sequence_info(view: SequenceView) -> admin_pb2.SequenceInfo:
 
 def explanation(answer: RequestExplanation, names: Mapping[int, SequenceName]) -> admin_pb2.ExplainRequestResponse:
     """names: by sequence id."""
-    sequences = [_explained(entry, names, connected=answer.connected) for entry in answer.sequences]
+    sequences = [_explained(entry, names) for entry in answer.sequences]
     told = next((entry for entry in sequences if entry.constraint not in _NOT_FIRST_TO_TELL), sequences[0])
     return admin_pb2.ExplainRequestResponse(
         summary=told.sentence,
@@ -115,8 +119,9 @@ def explanation(answer: RequestExplanation, names: Mapping[int, SequenceName]) -
     )
 
 
-def block_info(view: BlockView, names: Mapping[int, SequenceName]) -> admin_pb2.BlockInfo:
+def block_info(block: WorkerBlock, names: Mapping[int, SequenceName]) -> admin_pb2.BlockInfo:
     """names: by sequence id."""
+    view = block.view
     users = [(names.get(sequence_id, _NOBODY), index) for sequence_id, index in view.users[:_MAX_USERS]]
     return admin_pb2.BlockInfo(
         block=view.block,
@@ -130,6 +135,7 @@ def block_info(view: BlockView, names: Mapping[int, SequenceName]) -> admin_pb2.
         ],
         tenant=view.tenant or "",
         cache_salt=view.cache_salt or "",
+        worker=block.worker,
     )
 
 
@@ -156,13 +162,12 @@ def watched_step(step: WatchedStep) -> admin_pb2.WatchStepsResponse:
             cached_blocks=summary.cached_blocks,
             execute_seconds=round(summary.execute_ns / 1e9, 6),
             turnaround_seconds=round(summary.turnaround_ns / 1e9, 6),
+            worker=summary.worker,
         ),
     )
 
 
-def _explained(
-    entry: ExplainedSequence, names: Mapping[int, SequenceName], *, connected: bool
-) -> admin_pb2.SequenceExplanation:
+def _explained(entry: ExplainedSequence, names: Mapping[int, SequenceName]) -> admin_pb2.SequenceExplanation:
     explained = entry.explanation
     info = sequence_info(entry.view)
     if explained is None:
@@ -177,7 +182,7 @@ def _explained(
         history=[_decision(decision) for decision in explained.sequence.history],
         history_dropped=explained.sequence.num_dropped_decisions,
     )
-    if not connected:
+    if entry.view.worker is not None and not entry.view.worker.connected:
         message.sentence, message.constraint = _NO_WORKER, admin_pb2.CONSTRAINT_WORKER
     elif explained.root is not None:
         message.root_constraint = _CONSTRAINTS[_deepest(explained.root).constraint]

@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 
 from scheduler.core.config import CoreConfig
 from scheduler.core.errors import InvalidSequenceError, NeverFitsError, QueueFullError, SchedulerError
+from scheduler.core.handover import Handover, blocks_needed
 from scheduler.core.live import Queue, blocks_for
 from scheduler.core.plan import Idle, StepPlan, Waiting
 from scheduler.core.result import End, EndReason, StepOutput, StepResult
@@ -21,7 +22,7 @@ from scheduler.core.snapshot import SequenceSnapshot, Snapshot
 from tests.scheduler.core import toy_model
 from tests.scheduler.core.toy_worker import ToyWorker
 
-Answer = StepPlan | Waiting | Idle | StepOutput | End | tuple[End, ...] | str | None
+Answer = StepPlan | Waiting | Idle | StepOutput | End | tuple[End, ...] | tuple[Handover, ...] | str | None
 Verb = Callable[[Scheduler], Answer]
 
 
@@ -35,10 +36,13 @@ class Record:
 
 def add_verb(specs: tuple[SequenceSpec, ...]) -> Verb:
     """`Scheduler.add_group`, answering with the error's text where there is one."""
+    return _refusable(lambda core: core.add_group(specs))
 
+
+def _refusable(verb: Callable[[Scheduler], None]) -> Verb:
     def call(core: Scheduler) -> Answer:
         try:
-            core.add_group(specs)
+            verb(core)
         except SchedulerError as error:
             return f"{type(error).__name__}: {error}"
         return None
@@ -55,10 +59,15 @@ class Lab:
         self.live: dict[int, SequenceSpec] = {}
         """Sequences that must be live, in order of arrival."""
         self.outputs: dict[int, list[int]] = {}
+        self.scored: dict[int, int] = {}
+        """Prompt tokens that have their logprobs, of sequences that asked for them."""
         self.ends: dict[int, End] = {}
+        self.num_dropped = 0
         self.records: list[Record] = []
         self.undelivered: deque[StepResult] = deque()
         self.stale: deque[StepResult] = deque()
+        self.away: list[tuple[Handover, ...]] = []
+        """What was withdrawn for another worker and not adopted yet."""
         self.num_steps = 0
         self.num_faults = 0
         self._fatal_faults: set[int] = set()
@@ -97,6 +106,17 @@ class Lab:
         else:
             assert isinstance(answer, End) and answer.reason is reason
             self._end(answer)
+
+    def stop(self, sequence_id: int, num_dropped: int) -> None:
+        """A stop string ends a sequence; the last num_dropped of its tokens came past it. Needs a live sequence with
+        more tokens than that."""
+        output = self.outputs[sequence_id]
+        kept = len(output) - num_dropped
+        answer = self._call(lambda core: core.finish(sequence_id, EndReason.STOP, kept))
+        assert answer == End(sequence_id=sequence_id, reason=EndReason.STOP, num_output_tokens=kept)
+        self._end(answer._replace(reason=EndReason.ABORT, num_output_tokens=len(output)))
+        self.ends[sequence_id] = answer
+        self.num_dropped += num_dropped
 
     def expire(self, now_ns: int) -> None:
         """Lets the clock reach now_ns; exactly the live sequences with an earlier or equal deadline end."""
@@ -171,6 +191,30 @@ class Lab:
             self._end(end)
         self._worker = self._new_worker()
 
+    def withdraw(self, sequence_id: int) -> None:
+        """A sequence leaves for another worker, if it waits and no plan computes it."""
+        before = {sequence.sequence_id: sequence for sequence in self.core.snapshot().waiting}
+        answer = self._call(lambda core: core.withdraw(sequence_id))
+        assert isinstance(answer, tuple)
+        may_leave = sequence_id in before and not before[sequence_id].num_in_flight_plans
+        assert bool(answer) == may_leave
+        for handover in answer:
+            assert isinstance(handover, Handover)
+            assert handover.spec == self.live.pop(handover.spec.sequence_id)
+            assert list(handover.output) == self.outputs[handover.spec.sequence_id]
+        if answer:
+            self.away.append(answer)  # type: ignore[arg-type]  # checked above
+
+    def adopt(self, *, more_deaths: int = 0) -> None:
+        """What left first comes, from a worker that died more_deaths times with it; it must be taken if it fits."""
+        handovers = tuple(replace(one, num_deaths=one.num_deaths + more_deaths) for one in self.away.pop(0))
+        answer = self._call(_refusable(lambda core: core.adopt(handovers)))
+        if blocks_needed(handovers, self.config.block_size) > self._num_blocks:
+            assert isinstance(answer, str) and answer.startswith(NeverFitsError.__name__)
+            return
+        assert answer is None
+        self.live.update((one.spec.sequence_id, one.spec) for one in handovers)
+
     def drain(self) -> None:
         """Runs until nothing is left, within a number of steps that no schedule may exceed.
 
@@ -243,7 +287,9 @@ class Lab:
         counters = self.core.counters
         booked = counters.kept_tokens + counters.recomputed_tokens + counters.wasted_tokens
         assert counters.computed_tokens == booked
-        assert counters.generated_tokens == sum(len(output) for output in self.outputs.values())
+        # Dropped tokens are taken off as soon as others come.
+        generated = sum(len(output) for output in self.outputs.values())
+        assert generated - self.num_dropped <= counters.generated_tokens <= generated
         assert counters.finished == len(self.ends)
 
     def check_empty(self) -> None:
@@ -291,6 +337,12 @@ class Lab:
             assert sequence_id in self.live, "a token after the end"
             self.outputs[sequence_id].append(token)
         assert len(set(output.sequence_ids)) == len(output.sequence_ids)
+        for scores in output.scores:
+            assert scores.sequence_id in self.live, "logprobs after the end"
+            before = self.scored.get(scores.sequence_id, 0)
+            # The toy worker's logprob of a token is its position: each comes once, and in order.
+            assert list(scores.logprobs) == list(range(before + 1, before + 1 + len(scores.logprobs)))
+            self.scored[scores.sequence_id] = before + len(scores.logprobs)
         for end in output.ends:
             if end.reason is EndReason.LENGTH:
                 assert end.num_output_tokens == self._max_tokens(self.live[end.sequence_id])
@@ -310,6 +362,11 @@ class Lab:
         max_tokens = len(output) if spec.open_ended and end.reason is EndReason.LENGTH else spec.max_tokens
         undisturbed, reason = toy_model.generate(replace(spec, max_tokens=max_tokens))
         assert end.num_output_tokens == len(output)
+        scored = self.scored.pop(end.sequence_id, 0)
+        if spec.sampling.num_prompt_logprobs is None:
+            assert scored == 0
+        elif output:
+            assert scored == len(spec.prompt) - 1
         if end.reason in (EndReason.STOP, EndReason.LENGTH):
             assert (output, end.reason) == (undisturbed, reason)
             assert end.stop_token_id == (output[-1] if reason is EndReason.STOP else None)

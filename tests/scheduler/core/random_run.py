@@ -43,6 +43,9 @@ def random_run(*, seed: int, num_requests: int) -> Lab:
                 lab.add(*request)
         if dice.random() < 0.3 and lab.live:
             lab.finish(dice.choice(list(lab.live)), EndReason.ABORT)
+        stoppable = [id_ for id_ in lab.live if len(lab.outputs[id_]) > 2]
+        if dice.random() < 0.1 and stoppable:
+            lab.stop(dice.choice(stoppable), dice.randint(0, 2))
         now_ns += 1
         lab.expire(now_ns)
         for _ in range(2):

@@ -19,7 +19,7 @@ from hypothesis.stateful import (
 
 from scheduler.core.config import CoreConfig
 from scheduler.core.result import EndReason
-from scheduler.core.sequence import SequenceSpec
+from scheduler.core.sequence import Sampling, SequenceSpec
 from tests.scheduler.core import toy_model
 from tests.scheduler.core.lab import Lab
 
@@ -127,6 +127,8 @@ class CoreMachine(RuleBasedStateMachine):
                     priority=priority,
                     cache_salt=salt,
                     deadline_ns=None if patience_ns is None else self.now_ns + patience_ns,
+                    # Of the sequences of one request, the first has the prompt scored for all.
+                    sampling=Sampling(num_prompt_logprobs=0 if seed == 3 and not (together and copy) else None),
                 )
             )
         if together:
@@ -136,10 +138,25 @@ class CoreMachine(RuleBasedStateMachine):
                 self._lab.add(spec)
 
     @precondition(lambda self: self.next_id)
-    @rule(which=st.integers(0, 30))
-    def abort(self, which: int) -> None:
-        """Any sequence that ever was, so often one that has ended."""
-        self._lab.finish(1 + which % self.next_id, EndReason.ABORT)
+    @rule(which=st.integers(0, 30), num_dropped=st.none() | st.integers(0, 2))
+    def end(self, which: int, num_dropped: int | None) -> None:
+        """Any sequence that ever was, so often one that has ended: its caller leaves, or a stop string is found."""
+        sequence_id = 1 + which % self.next_id
+        if num_dropped is not None and len(self._lab.outputs.get(sequence_id, ())) > num_dropped:
+            if sequence_id in self._lab.live:
+                self._lab.stop(sequence_id, num_dropped)
+        else:
+            self._lab.finish(sequence_id, EndReason.ABORT)
+
+    @precondition(lambda self: self.lab and self.lab.core.num_waiting)
+    @rule(which=st.integers(0, 30), deaths=st.sampled_from((0, 0, 1, 2)), at_once=st.booleans())
+    def move(self, which: int, deaths: int, at_once: bool) -> None:
+        """A waiting sequence leaves for another worker, and what left first comes from there."""
+        waiting = list(self._lab.core.waiting)
+        self._lab.withdraw(waiting[which % len(waiting)].spec.sequence_id)
+        if self._lab.away and (at_once or len(self._lab.away) > 2):
+            self.totals["moves"] += 1
+            self._lab.adopt(more_deaths=deaths)
 
     @rule(ns=st.integers(0, 2))
     def pass_time(self, ns: int) -> None:
@@ -201,6 +218,8 @@ class CoreMachine(RuleBasedStateMachine):
     def teardown(self) -> None:
         if self.lab is None:
             return
+        while self.lab.away:
+            self.lab.adopt()
         self.lab.drain()
         self.lab.check()
         self.lab.check_empty()
@@ -233,5 +252,5 @@ def test_any_use_of_the_core_keeps_its_promises() -> None:
         )
     print(dict(totals))
     assert totals["steps"] >= _MIN_STEPS, "too little was tried to mean anything"
-    often = ("preemptions", "swaps", "swapped in", "forks", "hits", "faults", "losses", "ended by faults")
+    often = ("preemptions", "swaps", "swapped in", "forks", "hits", "faults", "losses", "moves", "ended by faults")
     assert all(totals[event] >= _MIN_EVENTS for event in often), f"something was hardly ever tried: {totals}"

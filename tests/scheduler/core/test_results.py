@@ -10,9 +10,9 @@ import pytest
 from scheduler.core.config import CoreConfig
 from scheduler.core.errors import ResultMismatchError
 from scheduler.core.plan import StepPlan
-from scheduler.core.result import EndReason, RowFlag, StepOutput, StepResult
+from scheduler.core.result import EndReason, PromptScores, RowFlag, StepOutput, StepResult
 from scheduler.core.scheduler import Scheduler
-from scheduler.core.sequence import SequenceSpec
+from scheduler.core.sequence import Sampling, SequenceSpec
 
 GOOD = StepResult(epoch=0, step_id=1, num_sampled=(1, 1, 0), tokens=(5, 6))
 
@@ -164,6 +164,87 @@ def test_a_failed_row_of_one_that_has_ended_already_changes_nobody() -> None:
     output = core.update(StepResult(epoch=0, step_id=2, num_sampled=(0, 1), tokens=(22,), flags=flags))
     assert (output.sequence_ids, output.token_ids, output.ends) == ((2,), (22,), ())
     assert booked(core) == (3, 0, 1)
+
+
+@pytest.mark.parametrize(
+    ("flag", "reason"),
+    [
+        (RowFlag.DEAD_END, EndReason.DEAD_END),
+        (RowFlag.GRAMMAR_TOO_SLOW, EndReason.GRAMMAR_TOO_SLOW),
+        (RowFlag.NON_FINITE, EndReason.NON_FINITE),
+    ],
+)
+def test_only_a_row_that_is_not_finite_takes_its_kv_from_others(flag: RowFlag, reason: EndReason) -> None:
+    """The two share their first block; what a row has no token for otherwise says nothing about its KV."""
+    core = Scheduler(CoreConfig(num_blocks=16, block_size=4, max_num_seqs=2, max_plans_in_flight=1))
+    for sequence_id in (1, 2):
+        core.add(SequenceSpec(sequence_id=sequence_id, prompt=(1, 1, 1, 1, 9), max_tokens=9))
+    core.schedule()
+    output = core.update(StepResult(epoch=0, step_id=1, num_sampled=(0, 1), tokens=(6,), flags=(flag, RowFlag.OK)))
+    assert [(end.sequence_id, end.reason, end.num_output_tokens) for end in output.ends] == [(1, reason, 0)]
+    trusted = flag is not RowFlag.NON_FINITE
+    assert (output.sequence_ids, output.token_ids) == (((2,), (6,)) if trusted else ((), ()))
+    assert core.num_running == trusted
+    plan = core.schedule()
+    assert isinstance(plan, StepPlan)
+    again = [(admission.sequence_id, admission.num_computed_tokens) for admission in plan.admissions]
+    assert again == ([] if trusted else [(2, 0)])
+
+
+def scoring(num_prompt_logprobs: int | None) -> SequenceSpec:
+    return SequenceSpec(
+        sequence_id=1, prompt=(1,) * 9, max_tokens=3, sampling=Sampling(num_prompt_logprobs=num_prompt_logprobs)
+    )
+
+
+def test_logprobs_of_a_prompt_come_in_order_with_what_they_were_computed_with() -> None:
+    core = Scheduler(CoreConfig(num_blocks=16, block_size=4, max_num_seqs=2, max_num_batched_tokens=5))
+    core.add(scoring(2))
+    first = core.schedule()
+    assert isinstance(first, StepPlan) and first.num_tokens == (5,)
+    result = StepResult(
+        epoch=0,
+        step_id=1,
+        num_sampled=(0,),
+        tokens=(),
+        num_scored=(5,),
+        scored_logprobs=(-1.0, -2.0, -3.0, -4.0, -5.0),
+        scored_top_tokens=((1, 2),) * 5,
+        scored_top_logprobs=((-0.5, -0.7),) * 5,
+    )
+    (scores,) = core.update(result).scores
+    assert scores == PromptScores(1, result.scored_logprobs, result.scored_top_tokens, result.scored_top_logprobs)
+
+
+@pytest.mark.parametrize(("asked", "cached"), [(None, 8), (0, 0)])
+def test_a_prompt_whose_logprobs_are_asked_for_is_computed_though_it_is_cached(asked: int | None, cached: int) -> None:
+    core = Scheduler(CoreConfig(num_blocks=16, block_size=4, max_num_seqs=2, max_plans_in_flight=1))
+    core.add(replace(scoring(None), sequence_id=7, max_tokens=1))
+    core.schedule()
+    core.update(StepResult(epoch=0, step_id=1, num_sampled=(1,), tokens=(5,)))
+    core.add(scoring(asked))
+    plan = core.schedule()
+    assert isinstance(plan, StepPlan)
+    assert plan.admissions[0].num_computed_tokens == cached
+
+
+@pytest.mark.parametrize(
+    ("columns", "message"),
+    [
+        ({"num_scored": (5, 0), "scored_logprobs": (-1.0,) * 5}, "num_scored must have 1 entries that add up to 5"),
+        ({"num_scored": (4,), "scored_logprobs": (-1.0,) * 5}, "num_scored must have 1 entries that add up to 5"),
+        (
+            {"num_scored": (1,), "scored_logprobs": (-1.0,), "scored_top_tokens": ((1,), (2,))},
+            "scored_top_tokens has not one entry per scored token",
+        ),
+    ],
+)
+def test_scores_of_another_shape_are_refused(columns: dict[str, Any], message: str) -> None:
+    core = Scheduler(CoreConfig(num_blocks=16, block_size=4, max_num_seqs=2, max_num_batched_tokens=5))
+    core.add(scoring(0))
+    core.schedule()
+    with pytest.raises(ResultMismatchError, match=message):
+        core.update(StepResult(epoch=0, step_id=1, num_sampled=(0,), tokens=(), **columns))
 
 
 def test_what_a_sharer_of_a_failed_row_computed_is_not_indexed_when_it_loses_its_row() -> None:

@@ -46,6 +46,8 @@ class Row:
     fingerprints: list[int]
     blocks: list[int]
     num_computed: int
+    scores_from: int | None
+    """Prompt tokens before it, the first not counted, have their logprobs; None if nobody asks for any."""
     written: list[int] = field(default_factory=list)
     """Slots written in the step at hand."""
 
@@ -86,7 +88,15 @@ class ToyWorker:
             number, place = fault
             self._break(scheduled[place], number)
         finite = self._attend(plan, scheduled)
-        return self._sample(plan, scheduled, finite)
+        result = self._sample(plan, scheduled, finite)
+        scores = [_scored(row, count) for row, count in zip(scheduled, plan.num_tokens, strict=True)]
+        if not any(scores):
+            return result
+        return replace(
+            result,
+            num_scored=tuple(map(len, scores)),
+            scored_logprobs=tuple(float(position) for some in scores for position in some),
+        )
 
     def _copy(
         self, plan: StepPlan, copies: BlockCopies, sources: list[Slot | None], destinations: list[Slot | None]
@@ -137,7 +147,11 @@ class ToyWorker:
             fingerprints=toy_model.fingerprints(tokens),
             blocks=[],
             num_computed=admission.num_computed_tokens,
+            scores_from=None if admission.sampling.num_prompt_logprobs is None else admission.num_scored_tokens,
         )
+        lacking = min(admission.num_computed_tokens, admission.num_prompt_tokens - 1) - admission.num_scored_tokens
+        wants_scores = admission.sampling.num_prompt_logprobs is not None
+        _require(not wants_scores or lacking <= 0, plan, f"admits with {lacking} tokens that were never scored")
         for index, block in enumerate(admission.blocks):
             self._edit(plan, row, index, block)
 
@@ -214,6 +228,14 @@ class ToyWorker:
     def _slot(self, row: Row, position: int) -> int:
         index, offset = divmod(position, self._config.block_size)
         return row.blocks[index] * self._config.block_size + offset
+
+
+def _scored(row: Row, count: int) -> range:
+    """Positions of the prompt tokens that the last `count` computed tokens predict and that lack their logprobs."""
+    if row.scores_from is None:
+        return range(0)
+    first = max(row.num_computed - count, row.scores_from)
+    return range(first + 1, min(row.num_computed, row.num_prompt_tokens - 1) + 1)
 
 
 def _require(condition: bool, plan: StepPlan, complaint: str) -> None:

@@ -11,9 +11,11 @@ from scheduler.core.scheduler import Scheduler
 from scheduler.frontend.frontend import Frontend
 from scheduler.frontend.model_info import ModelInfo
 from scheduler.frontend.tokenizer import Tokenizer
-from scheduler.inspector import Inspector
+from scheduler.inspector import InspectedWorker, Inspector
 from scheduler.messages import Add, Finish, Message, StepUpdate
-from scheduler.step_feed import StepFeed
+from scheduler.step_feed import StepFeed, StepTap
+
+WORKER = "127.0.0.1:1"
 
 
 @dataclass(slots=True)
@@ -24,6 +26,7 @@ class DrivenEngine:
     frontend: Frontend = field(init=False)
     inspector: Inspector = field(init=False)
     steps: StepFeed = field(init=False)
+    tap: StepTap = field(init=False)
     now_ns: int = 0
     connected: bool = True
 
@@ -34,12 +37,12 @@ class DrivenEngine:
         engine = cls(Scheduler(config))
         engine.frontend = Frontend(tokenizer=tokenizer, model=model, send=engine.send, clock_ns=lambda: engine.now_ns)
         engine.inspector = Inspector(
-            engine.core,
+            lambda: [InspectedWorker(number=1, address=WORKER, core=engine.core, connected=engine.connected)],
             engine.frontend.requests,
-            connected=lambda: engine.connected,
             clock_ns=lambda: engine.now_ns,
         )
-        engine.steps = StepFeed(engine.core, capacity=buffered_steps, clock_ns=lambda: engine.now_ns)
+        engine.steps = StepFeed(capacity=buffered_steps, clock_ns=lambda: engine.now_ns)
+        engine.tap = engine.steps.tap(engine.core, WORKER)
         return engine
 
     def send(self, message: Message) -> None:
@@ -54,7 +57,7 @@ class DrivenEngine:
         """Plans a step, which must be possible."""
         plan = self.core.schedule()
         assert isinstance(plan, StepPlan)
-        self.steps.planned(plan)
+        self.tap.planned(plan)
         return plan
 
     def answer(self, plan: StepPlan, token: int = 97) -> None:
@@ -67,7 +70,7 @@ class DrivenEngine:
             execute_ns=2_000_000,
         )
         output = self.core.update(result)
-        self.steps.settled(result)
+        self.tap.settled(result)
         self.frontend.deliver(
             StepUpdate(
                 now_ns=self.now_ns, sequence_ids=output.sequence_ids, token_ids=output.token_ids, ends=output.ends

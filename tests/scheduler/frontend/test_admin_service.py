@@ -39,7 +39,16 @@ STATS = Stats(
     queues=QueueStats(running=1, waiting=2, swapped=3),
     blocks=BlockStats(block_size=4, total=8, free=5, cached=2, referenced=1),
     counters=CounterStats(steps=3, preemptions=5, preemptions_swap=4),
-    worker=WorkerStats(address="127.0.0.1:1", connected=True, epoch=4, restarts=2),
+    workers=(
+        WorkerStats(
+            address="127.0.0.1:1",
+            connected=True,
+            epoch=4,
+            restarts=2,
+            queues=QueueStats(running=1, waiting=2, swapped=3),
+            blocks=BlockStats(block_size=4, total=8, free=5, cached=2, referenced=1),
+        ),
+    ),
 )
 
 
@@ -442,6 +451,7 @@ def test_the_stats_have_the_swapped_ones(run: Run) -> None:
         assert (stats.queues.waiting, stats.queues.swapped, stats.blocks.cached) == (2, 3, 2)
         assert (stats.counters.preemptions, stats.counters.preemptions_swap) == (5, 4)
         assert (stats.worker.address, stats.host_blocks.total) == ("127.0.0.1:1", 0)
+        assert [(worker.address, worker.queues.swapped) for worker in stats.workers] == [("127.0.0.1:1", 3)]
 
     run(test)
 
@@ -467,6 +477,7 @@ def test_answers_read_well_as_json(run: Run) -> None:
                     "blocks": 3,
                     "row": 0,
                     "sequenceId": "1",
+                    "worker": "127.0.0.1:1",
                 }
             ],
             "total": 1,

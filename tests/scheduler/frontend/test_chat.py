@@ -82,12 +82,17 @@ def test_tools_and_more_variables_are_json_and_stay_as_they_are() -> None:
         ({"continue_final_message": True, "add_generation_prompt": False}, "[user]Hi"),
         (
             {"continue_final_message": True, "messages": (said("end"), said("[end] e ", "assistant"))},
-            "[assistant][end] e ",
+            "[assistant][end] e",
         ),
     ],
 )
 def test_how_the_prompt_ends(chat: dict[str, Any], ending: str) -> None:
     assert render_chat(ChatPrompt(**{"messages": (said(),)} | chat), ChatTemplate(TURNS, {})).endswith(ending)
+
+
+def test_a_message_that_goes_on_keeps_its_spaces_unless_the_template_trims() -> None:
+    template = ChatTemplate("{{ messages[-1].content }}[end]", {})
+    assert render_chat(ChatPrompt(messages=(said(" so "),), continue_final_message=True), template) == " so "
 
 
 def test_a_template_for_tools_is_taken_for_a_chat_with_tools() -> None:

@@ -13,7 +13,9 @@ import pytest
 import tokenizers
 from tokenizers import processors
 
+from scheduler.frontend.chat import render_chat
 from scheduler.frontend.errors import ModelNotFoundError, UnsupportedModelError
+from scheduler.frontend.request import ChatMessage, ChatPrompt, ToolCall
 from scheduler.frontend.sampling_defaults import SamplingDefaults
 from scheduler.frontend.tokenizer import Tokenizer, load_tokenizer
 from tests.oracle.tokenizer import BOS, END_OF_TURN, EOS, SPECIAL_TOKENS, byte_ids
@@ -66,6 +68,67 @@ def test_equals_transformers(directory: Path) -> None:
     assert list(ours.encode(text, special_tokens=False)) == theirs.encode(text, add_special_tokens=False)
 
 
+TOOL_TEMPLATE = """{{- bos_token }}
+{%- if tools %}{% for tool in tools %}{{ tool | tojson }}
+{% endfor %}{% endif %}
+{%- for m in messages %}
+    {%- if m.tool_calls %}{% for call in m.tool_calls %}
+        {%- set f = call.function %}<tool_call>{{ {"name": f.name, "arguments": f.arguments} | tojson(indent=2) }}
+{% endfor %}{% else %}[{{ m.role }}]{{ m.content.strip('\n') | trim }}{% endif %}
+{%- endfor %}
+{%- if add_generation_prompt %}[assistant]{% if not enable_thinking %}<think></think>{% endif %}{% endif %}"""
+
+
+@pytest.mark.parametrize(
+    "ending", [{}, {"add_generation_prompt": False}, {"continue_final_message": True}], ids=["turn", "none", "goes on"]
+)
+def test_a_chat_with_tools_equals_transformers(directory: Path, ending: dict[str, bool]) -> None:
+    from transformers import AutoTokenizer
+
+    update_json(directory / "tokenizer_config.json", tokenizer_class="PreTrainedTokenizerFast")
+    (directory / "chat_template.jinja").write_text(TOOL_TEMPLATE)
+    tools = [{"type": "function", "function": {"name": "f", "parameters": {"maximum": 5, "a": "é<"}}}]
+    call = {"name": "f", "arguments": {"b": 1, "a": [None, "é"]}}
+    theirs = AutoTokenizer.from_pretrained(directory).apply_chat_template(
+        [
+            {"role": "user", "content": " Hi "},
+            {"role": "assistant", "content": "", "tool_calls": [{"type": "function", "id": "c", "function": call}]},
+            {"role": "tool", "content": "7", "tool_call_id": "c", "name": "f"},
+            {"role": "assistant", "content": "It is 7, "},
+        ],
+        tools=tools,
+        enable_thinking=False,
+        tokenize=False,
+        **{"add_generation_prompt": not ending, **ending},
+    )
+    made = ToolCall(id="c", name="f", arguments=json.dumps(call["arguments"]))
+    chat = ChatPrompt(
+        messages=(
+            ChatMessage(role="user", content=" Hi "),
+            ChatMessage(role="assistant", content="", tool_calls=(made,)),
+            ChatMessage(role="tool", content="7", tool_call_id="c", name="f"),
+            ChatMessage(role="assistant", content="It is 7, "),
+        ),
+        tools=tuple(map(json.dumps, tools)),
+        template_kwargs='{"enable_thinking": false}',
+        **ending,
+    )
+    ours = render_chat(chat, load_tokenizer(str(directory)).chat_template)
+    assert ours == theirs
+
+
+def test_a_template_of_its_own_for_tools_is_found(directory: Path) -> None:
+    named = [{"name": "default", "template": "plain"}, {"name": "tool_use", "template": "tools"}]
+    update_json(directory / "tokenizer_config.json", chat_template=named)
+    template = load_tokenizer(str(directory)).chat_template
+    assert template.render([], add_generation_prompt=True) == "plain"
+    assert template.render([], add_generation_prompt=True, tools=[{}]) == "tools"
+    (directory / "additional_chat_templates").mkdir()
+    (directory / "additional_chat_templates" / "tool_use.jinja").write_text("from the file")
+    template = load_tokenizer(str(directory)).chat_template
+    assert template.render([], add_generation_prompt=True, tools=[{}]) == "from the file"
+
+
 def test_a_bos_of_the_post_processor_is_kept_and_never_doubled(directory: Path) -> None:
     add_bos_of_post_processor(directory)
     (directory / "chat_template.jinja").write_text("{{ bos_token }}{{ messages[0]['content'] }}")
@@ -112,8 +175,12 @@ def test_where_eos_ids_come_from(
         ),
         ({"temperature": 0.7, "min_p": 0.1}, SamplingDefaults(temperature=0.7, min_p=0.1)),
         ({"do_sample": False, "temperature": 0.6}, SamplingDefaults(temperature=0.0)),
+        (
+            {"do_sample": False, "repetition_penalty": 1.1},
+            SamplingDefaults(temperature=0.0, repetition_penalty=1.1),
+        ),
         ({"do_sample": True, "top_k": None}, SamplingDefaults()),
-        ({"repetition_penalty": 1.05}, SamplingDefaults()),
+        ({"repetition_penalty": 1.05}, SamplingDefaults(repetition_penalty=1.05)),
     ],
 )
 def test_sampling_defaults(generation: dict[str, object], expected: SamplingDefaults, directory: Path) -> None:

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tokenizers import Tokenizer as Backend
 
 from scheduler.core.result import End, EndReason
 from scheduler.frontend.errors import (
@@ -22,14 +23,25 @@ from scheduler.frontend.errors import (
 )
 from scheduler.frontend.frontend import Frontend
 from scheduler.frontend.model_info import ModelInfo
-from scheduler.frontend.request import GenerateInput, Prompt, SamplingInput, TextPrompt, TokenPrompt
+from scheduler.frontend.parsing.choice import ParserDefaults
+from scheduler.frontend.request import (
+    ChatMessage,
+    ChatPrompt,
+    GenerateInput,
+    Prompt,
+    SamplingInput,
+    TextPrompt,
+    TokenPrompt,
+)
 from scheduler.frontend.sequence_output import Delta, TokenLogprob
 from scheduler.frontend.stream import Stream, Usage
-from scheduler.frontend.tokenizer import Tokenizer
+from scheduler.frontend.tokenizer import Tokenizer, load_tokenizer
+from scheduler.frontend.tokenizer_parts import TokenizerParts
 from scheduler.messages import Rejected, Started, StepUpdate
 from tests.oracle.tokenizer import EOS, byte_ids
 from tests.scheduler.frontend.engine_script import EngineScript
 from tests.scheduler.frontend.gated_tokenizer import gated
+from tests.scheduler.frontend.test_whole_text import backend
 
 FOX = byte_ids("a🦊b")
 
@@ -115,22 +127,24 @@ def test_a_reader_is_woken_once_per_step_and_a_slow_one_gets_one_bigger_delta(
     async def test() -> None:
         async with frontend.open(request()) as stream:
             sequence_id = engine.added[0].sequence_id
-            deltas: list[Delta] = []
+            arrived: asyncio.Queue[Delta] = asyncio.Queue()
 
             async def read() -> None:
                 async for piece in stream:
-                    deltas.extend(piece.deltas)
+                    arrived.put_nowait(*piece.deltas)
 
-            reading = asyncio.create_task(read())
+            reader = asyncio.create_task(read())
             await turns()
             engine.start(sequence_id)
-            for count, token_id in enumerate(b"abc", start=1):
+            deltas = []
+            for token_id in b"abc":
                 engine.tokens(sequence_id, [token_id])
-                while len(deltas) < count:  # noqa: ASYNC110 - the reader keeps up
-                    await asyncio.sleep(0)
+                deltas.append(await arrived.get())  # the reader keeps up
             engine.tokens(sequence_id, b"defgh")  # it does not
             engine.end(sequence_id, EndReason.LENGTH, last=ord("i"), count=9)
-            await reading
+            await reader
+            deltas.append(arrived.get_nowait())
+            assert arrived.empty()
             assert [delta.text for delta in deltas] == ["a", "b", "c", "defghi"]
             assert [delta.end is not None for delta in deltas] == [False, False, False, True]
 
@@ -632,6 +646,25 @@ def test_echo_begins_each_text_with_the_prompts(engine: EngineScript, frontend: 
     run(test())
 
 
+def test_an_echo_begins_a_text_and_an_output_alone_goes_on_with_one(engine: EngineScript, model: ModelInfo) -> None:
+    made = backend("llama")  # its decoder drops the space in front of a text
+    word = made.token_to_id("▁the")
+    tokenizer = Tokenizer(TokenizerParts(backend=made))
+
+    async def test() -> None:
+        frontend = Frontend(
+            tokenizer=tokenizer, model=replace(model, logits_width=tokenizer.vocab_size), send=engine.send
+        )
+        engine.deliver = frontend.deliver
+        for echo, text in ((True, "the the"), (False, " the")):
+            given = request(prompt=TokenPrompt(ids=(word,)), sampling=SamplingInput(echo=echo))
+            async with frontend.open(given) as stream:
+                engine.end(engine.added[-1].sequence_id, EndReason.LENGTH, last=word)
+                assert [delta.text for delta in await collect(stream)] == [text]
+
+    run(test())
+
+
 def test_parsed_output_comes_as_deltas(engine: EngineScript, frontend: Frontend) -> None:
     async def test() -> None:
         given = request(prompt=TextPrompt(text="<think>\n"), tool_call_parser="hermes", reasoning_parser="think")
@@ -648,5 +681,60 @@ def test_parsed_output_comes_as_deltas(engine: EngineScript, frontend: Frontend)
             (begin,), (rest,) = deltas[1].tool_calls, deltas[2].tool_calls
             assert (begin.name, begin.arguments, rest.name, rest.arguments) == ("f", '{"x": ', "", "1}")
             assert len(begin.call_id) == 9
+
+    run(test())
+
+
+@pytest.mark.parametrize(
+    ("given", "sorted_"),
+    [
+        ({"tools": ("{}",)}, True),
+        ({}, False),
+        ({"tools": ("{}",), "tool_call_parser": "none"}, False),
+        ({"tool_call_parser": "hermes"}, True),
+    ],
+)
+def test_the_servers_parser_is_for_chats_with_tools_that_do_not_say(
+    given: dict[str, Any], sorted_: bool, engine: EngineScript, byte_tokenizer: Tokenizer, model: ModelInfo
+) -> None:
+    call = '<tool_call>{"name": "f", "arguments": {}}</tool_call>'
+
+    async def test() -> None:
+        frontend = Frontend(
+            tokenizer=byte_tokenizer, model=model, send=engine.send, parsers=ParserDefaults(tool_call="hermes")
+        )
+        engine.deliver = frontend.deliver
+        chat = ChatPrompt(messages=(ChatMessage(role="user", content="x"),), tools=given.pop("tools", ()))
+        async with frontend.open(request(prompt=chat, **given)) as stream:
+            sequence_id = engine.added[0].sequence_id
+            engine.tokens(sequence_id, call.encode())
+            engine.end(sequence_id, EndReason.STOP, last=EOS, stop_token_id=EOS, count=9)
+            (delta,) = await collect(stream)
+            assert (delta.text, len(delta.tool_calls)) == (("", 1) if sorted_ else (call, 0))
+
+    run(test())
+
+
+def test_markers_that_are_special_tokens_are_found_and_not_shown(
+    engine: EngineScript, byte_model: Path, tmp_path: Path, model: ModelInfo
+) -> None:
+    backend = Backend.from_file(str(byte_model / "tokenizer.json"))
+    backend.add_special_tokens(["[TOOL_CALLS]", "[ARGS]", "<|other|>"])
+    backend.save(str(tmp_path / "tokenizer.json"))
+    tokenizer = load_tokenizer(str(tmp_path))
+    ids = tokenizer.encode("Well<|other|> [TOOL_CALLS]f[ARGS]{}", special_tokens=False)
+    assert len(ids) == len("Well f{}") + 3
+
+    async def test() -> None:
+        frontend = Frontend(
+            tokenizer=tokenizer, model=replace(model, logits_width=tokenizer.vocab_size), send=engine.send
+        )
+        engine.deliver = frontend.deliver
+        async with frontend.open(request(tool_call_parser="mistral")) as stream:
+            engine.tokens(engine.added[0].sequence_id, ids)
+            engine.end(engine.added[0].sequence_id, EndReason.LENGTH, last=ord("!"))
+            (delta,) = await collect(stream)
+            assert [(part.name, part.arguments) for part in delta.tool_calls] == [("f", "{}")]
+            assert delta.text == "Well !"
 
     run(test())

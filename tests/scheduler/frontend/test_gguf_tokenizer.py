@@ -208,12 +208,11 @@ def train_sentencepiece_like() -> Backend:
     return backend
 
 
-def test_sentencepiece_bpe_makes_its_merges_from_scores(tmp_path: Path) -> None:
-    trained = train_sentencepiece_like()
+def write_sentencepiece(path: Path, trained: Backend, **extra: bool) -> None:
     vocabulary = trained.get_vocab()
     tokens = sorted(vocabulary, key=lambda token: vocabulary[token])
     kind = gguf.TokenType
-    writer = gguf.GGUFWriter(tmp_path / "m.gguf", "llama")
+    writer = gguf.GGUFWriter(path, "llama")
     writer.add_tokenizer_model("llama")
     writer.add_token_list(tokens)
     writer.add_token_scores([-float(place) for place in range(len(tokens))])  # as llama.cpp's converter ranks them
@@ -223,10 +222,24 @@ def test_sentencepiece_bpe_makes_its_merges_from_scores(tmp_path: Path) -> None:
     writer.add_bos_token_id(1)
     writer.add_eos_token_id(2)
     writer.add_unk_token_id(0)
+    for name, value in extra.items():
+        writer.add_bool(f"tokenizer.ggml.{name}", value)
     close(writer)
 
+
+def test_sentencepiece_bpe_makes_its_merges_from_scores(tmp_path: Path) -> None:
+    trained = train_sentencepiece_like()
+    write_sentencepiece(tmp_path / "m.gguf", trained)
     tokenizer = load_tokenizer(str(tmp_path / "m.gguf"))
     for text in ("the cat sat", "that hat is the dog's", "  the end", "on é 😀 mat"):
         ids = tokenizer.encode(text)
         assert ids == (1, *trained.encode(text, add_special_tokens=False).ids), text
         assert tokenizer.detokenizer().feed(ids) == f" {text}"
+        assert tokenizer.detokenizer(begins_text=True).feed(ids) == text
+
+
+def test_a_sentencepiece_vocabulary_without_a_space_in_front(tmp_path: Path) -> None:
+    write_sentencepiece(tmp_path / "m.gguf", train_sentencepiece_like(), add_space_prefix=False, add_bos_token=False)
+    tokenizer = load_tokenizer(str(tmp_path / "m.gguf"))
+    for text in ("the cat", " the cat", "é 😀"):
+        assert tokenizer.detokenizer(begins_text=True).feed(tokenizer.encode(text)) == text

@@ -26,7 +26,7 @@ from scheduler.frontend.model_info import ModelInfo
 from scheduler.frontend.service import GenerationServicer
 from scheduler.frontend.stats import BlockStats, CounterStats, QueueStats, Stats, WorkerStats
 from scheduler.frontend.tokenizer import Tokenizer
-from scheduler.inspector import Inspector
+from scheduler.inspector import InspectedWorker, Inspector
 from scheduler.messages import Rejected
 from scheduler.step_feed import StepFeed
 from tests.oracle.tokenizer import EOS, byte_ids
@@ -36,7 +36,16 @@ STATS = Stats(
     queues=QueueStats(running=1, waiting=2),
     blocks=BlockStats(block_size=16, total=8, free=5, cached=2, referenced=1),
     counters=CounterStats(steps=3, computed_tokens=10, kept_tokens=9, wasted_tokens=1),
-    worker=WorkerStats(address="127.0.0.1:1", connected=True, epoch=4, restarts=2),
+    workers=(
+        WorkerStats(
+            address="127.0.0.1:1",
+            connected=True,
+            epoch=4,
+            restarts=2,
+            queues=QueueStats(running=1, waiting=2),
+            blocks=BlockStats(block_size=16, total=8, free=5, cached=2, referenced=1),
+        ),
+    ),
 )
 
 
@@ -64,8 +73,9 @@ async def serve(tokenizer: Tokenizer, model: ModelInfo) -> AsyncIterator[Service
     server = grpc.aio.server(interceptors=(MalformedRequestInterceptor(),))
     generation_pb2_grpc.add_GenerationServiceServicer_to_server(GenerationServicer(frontend), server)
     core = Scheduler(CoreConfig(num_blocks=8))
-    inspector = Inspector(core, frontend.requests, connected=lambda: True)
-    admin = AdminServicer(lambda: STATS, inspector, frontend, StepFeed(core))
+    worker = InspectedWorker(number=1, address="127.0.0.1:1", core=core, connected=True)
+    inspector = Inspector(lambda: [worker], frontend.requests)
+    admin = AdminServicer(lambda: STATS, inspector, frontend, StepFeed())
     admin_pb2_grpc.add_AdminServiceServicer_to_server(admin, server)
     port = server.add_insecure_port("127.0.0.1:0")
     await server.start()
@@ -233,7 +243,7 @@ def test_chat_and_text_prompts_are_tokenised(run: Run) -> None:
 
 def test_all_violations_come_in_one_bad_request(run: Run) -> None:
     async def test(service: Service) -> None:
-        request = ids(1, 999, temperature=3.0, top_p=0.0, max_tokens=0, n=0, logit_bias={5: 1.0}, stop=[""])
+        request = ids(1, 999, temperature=3.0, top_p=0.0, max_tokens=0, n=0, logit_bias={5: 101}, stop=[""])
         request.tenant = "t" * 300
         error, details = await failure(service.generation.Generate(request))
         assert error.code() is grpc.StatusCode.INVALID_ARGUMENT
@@ -249,10 +259,10 @@ def test_all_violations_come_in_one_bad_request(run: Run) -> None:
 
 def test_unset_differs_from_zero(run: Run) -> None:
     async def test(service: Service) -> None:
-        error, _ = await failure(service.generation.Generate(ids(1, prompt_logprobs=0)))
-        assert "prompt_logprobs: is 0, is not supported yet" in str(error.details())
-        error, _ = await failure(service.generation.Generate(ids(1, logit_bias={7: -0.5})))
-        assert 'logit_bias: is {"7": -0.5}, is not supported yet' in str(error.details())
+        error, _ = await failure(service.generation.Generate(ids(1, repetition_penalty=0)))
+        assert "repetition_penalty: is 0.0, must be in (0, 2]" in str(error.details())
+        error, _ = await failure(service.generation.Generate(ids(1, logit_bias={7: -100.5})))
+        assert "logit_bias: has -100.5 for token 7, must be in [-100, 100]" in str(error.details())
         call = service.generation.Generate(ids(1, temperature=0.0, min_tokens=0))
         await service.added(1)
         assert service.engine.added[0].sampling.temperature == 0.0

@@ -51,6 +51,7 @@ def check(
         eos_token_ids=EOS,
         defaults=defaults or SamplingDefaults(),
         has_text=has_text,
+        encode=str.encode,  # a token is a byte
     )
 
 
@@ -77,7 +78,14 @@ def violations(model: ModelInfo, **given: Any) -> dict[str, str]:
         ("min_p", 1.1, "in [0, 1]"),
         ("min_p", -math.inf, "in [0, 1]"),
         ("max_tokens", 0, "at least 1"),
+        ("presence_penalty", 2.01, "in [-2, 2]"),
+        ("presence_penalty", math.nan, "in [-2, 2]"),
+        ("frequency_penalty", -2.01, "in [-2, 2]"),
+        ("repetition_penalty", 0.0, "in (0, 2]"),
+        ("repetition_penalty", 2.01, "in (0, 2]"),
+        ("repetition_penalty", math.nan, "in (0, 2]"),
         ("logprobs", 21, "in [0, 20]"),
+        ("prompt_logprobs", 21, "in [0, 20]"),
         ("n", 0, "in [1, 64]"),
         ("n", 65, "in [1, 64]"),
     ],
@@ -87,23 +95,70 @@ def test_out_of_range(field: str, value: float, limit: str, model: ModelInfo) ->
 
 
 @pytest.mark.parametrize(
-    ("field", "value", "written"),
+    ("sampling", "field", "description"),
     [
-        ("min_tokens", 1, "1"),
-        ("presence_penalty", 0.5, "0.5"),
-        ("presence_penalty", math.nan, "NaN"),
-        ("frequency_penalty", -1.0, "-1.0"),
-        ("repetition_penalty", 1.1, "1.1"),
-        ("logit_bias", {1: 2.0}, '{"1": 2.0}'),
-        ("allowed_token_ids", (1,), "[1]"),
-        ("bad_words", ("x", "é"), '["x", "é"]'),
-        ("bad_words", ("x" * 99,), f'["{"x" * 62}...'),
-        ("prompt_logprobs", 0, "0"),
+        ({"logit_bias": {320: 1.0}}, "logit_bias", "has the token 320, must be below 320 (the width of the logits)"),
+        ({"logit_bias": {1: -100.5}}, "logit_bias", "has -100.5 for token 1, must be in [-100, 100]"),
+        ({"logit_bias": {1: math.nan}}, "logit_bias", "has nan for token 1, must be in [-100, 100]"),
+        (
+            {"allowed_token_ids": (1, 320)},
+            "allowed_token_ids",
+            "has 320 at index 1, must be below 320 (the width of the logits)",
+        ),
+        (
+            {"min_tokens": 5, "max_tokens": 4},
+            "min_tokens",
+            "is 5, must be at most 4 (sampling_params.max_tokens)",
+        ),
+        ({"bad_words": ("ok", "")}, "bad_words", "has an empty text at index 1, must have none"),
+        ({"bad_words": ("x",) * 257}, "bad_words", "has 257 texts, must have at most 256"),
+        ({"bad_words": ("x" * 65,)}, "bad_words", "has 65 tokens at index 0, must have at most 64"),
+        ({"bad_words": ("x" * 1025,)}, "bad_words", "has 1025 bytes at index 0, must have at most 1024"),
     ],
 )
-def test_not_supported_yet(field: str, value: Any, written: str, model: ModelInfo) -> None:
-    expected = {f"sampling_params.{field}": f"is {written}, is not supported yet: leave it out"}
-    assert violations(model, **{field: value}) == expected
+def test_what_else_is_refused(sampling: dict[str, Any], field: str, description: str, model: ModelInfo) -> None:
+    assert violations(model, **sampling) == {f"sampling_params.{field}": description}
+
+
+def test_bad_words_need_a_tokenizer(model: ModelInfo) -> None:
+    with pytest.raises(InvalidRequestError, match="bad_words: needs the model's tokenizer, and it has none"):
+        validate(
+            GenerateInput(request_id="r", sampling=SamplingInput(bad_words=("x",))),
+            EncodedPrompt(field="token_ids.ids", token_ids=(1,)),
+            model=model,
+            eos_token_ids=EOS,
+            defaults=SamplingDefaults(),
+        )
+
+
+def test_what_the_sampler_gets_of_rules(model: ModelInfo) -> None:
+    sampling = check(
+        model,
+        min_tokens=2,
+        stop_token_ids=(9,),
+        presence_penalty=0.5,
+        frequency_penalty=-0.5,
+        logit_bias={7: 1.0, 3: -1.0},
+        allowed_token_ids=(8, 5, 8),
+        bad_words=("ab", "c"),
+        prompt_logprobs=0,
+        defaults=SamplingDefaults(repetition_penalty=1.2),
+    ).sampling
+    assert sampling == Sampling(
+        temperature=1.0,
+        min_tokens=2,
+        masked_token_ids=(9, 257, 258),
+        presence_penalty=0.5,
+        frequency_penalty=-0.5,
+        repetition_penalty=1.2,
+        logit_bias=((3, -1.0), (7, 1.0)),
+        allowed_token_ids=(5, 8),
+        bad_words=((97, 98), (32, 97, 98), (99,), (32, 99)),
+        num_prompt_logprobs=0,
+    )
+    assert check(model, min_tokens=2, ignore_eos=True).sampling.masked_token_ids == ()
+    given = check(model, repetition_penalty=1.0, defaults=SamplingDefaults(repetition_penalty=1.2)).sampling
+    assert given == Sampling(temperature=1.0)
 
 
 def test_several_continuations_are_drawn_not_greedy(model: ModelInfo) -> None:
@@ -267,7 +322,7 @@ def test_parsers_are_known_by_name(field: str, choices: str, model: ModelInfo) -
 
 
 def test_all_violations_are_reported_together(model: ModelInfo) -> None:
-    sampling = SamplingInput(temperature=3.0, top_p=0.0, bad_words=("x",), n=0)
+    sampling = SamplingInput(temperature=3.0, top_p=0.0, bad_words=("",), n=0)
     fields = {"request_id": "r", "tenant": "t" * 257, "sampling": sampling, "unknown_fields": ("#99",)}
     assert list(violations(model, fields=fields, prompt=(1, 999))) == [
         "#99",

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import random
-from collections import deque
-from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from collections import Counter, deque
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from scheduler.core.config import CoreConfig
@@ -54,11 +54,15 @@ def step_ns(shape: StepShape) -> int:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Events:
-    """What happens to a service and when, in nanoseconds. lost: from, to: the time that no worker is there."""
+    """What happens to a service and when, in nanoseconds. lost: from, to: the time that no worker is there.
+
+    stops: output tokens of sequences that a stop string ends.
+    """
 
     arrivals: tuple[tuple[int, SequenceSpec], ...]
     cancels: tuple[tuple[int, int], ...] = ()
     lost: tuple[tuple[int, int], ...] = ()
+    stops: Mapping[int, int] = field(default_factory=dict)
 
     def times(self) -> Iterable[int]:
         """All of them."""
@@ -105,6 +109,7 @@ class _Service:
         self._worker = ToyWorker(config, num_blocks=config.num_blocks, epoch=0)
         self._tracker = ShapeTracker()
         self._in_flight: deque[tuple[int, StepResult]] = deque()
+        self._num_outputs: Counter[int] = Counter()
 
     def run(self) -> None:
         times = sorted(self._events.times())
@@ -128,7 +133,7 @@ class _Service:
             if time_ns == now_ns:
                 core.finish(sequence_id, EndReason.ABORT)
         while self._in_flight and self._in_flight[0][0] <= now_ns:
-            core.update(self._in_flight.popleft()[1])
+            self._num_outputs.update(core.update(self._in_flight.popleft()[1]).sequence_ids)
         core.expire(now_ns)
         if any(time_ns == now_ns for time_ns, _ in events.lost):
             core.requeue_all(self._config.num_blocks)
@@ -140,3 +145,11 @@ class _Service:
             execute_ns = step_ns(self._tracker.shape(plan))
             self._free_ns = max(self._free_ns, now_ns) + execute_ns
             self._in_flight.append((self._free_ns, replace(self._worker.execute(plan), execute_ns=execute_ns)))
+        self._stop()
+
+    def _stop(self) -> None:
+        """What the front end found in the tokens of this turn comes before the next one."""
+        for sequence_id, count in self._events.stops.items():
+            if self._num_outputs[sequence_id] >= count:
+                del self._num_outputs[sequence_id]
+                self._core.finish(sequence_id, EndReason.STOP, count)

@@ -67,7 +67,24 @@ def test_sequences_with_every_field_set() -> None:
         prompt=(5, 70_000, 3),
         max_tokens=9,
         stop_token_ids=frozenset({2, 1, 99}),
-        sampling=Sampling(temperature=0.7, top_k=3, top_p=0.9, min_p=0.05, num_logprobs=2),
+        sampling=Sampling(
+            temperature=0.7,
+            top_k=3,
+            top_p=0.9,
+            min_p=0.05,
+            num_logprobs=2,
+            min_tokens=1,
+            masked_token_ids=(1, 2, 99),
+            presence_penalty=0.5,
+            frequency_penalty=-0.5,
+            repetition_penalty=1.5,
+            logit_bias=((4, -1.5), (5, 100.0)),
+            allowed_token_ids=(4, 5),
+            bad_words=((4,), (5, 4)),
+            grammar='start: "a" | "é"',
+            eos_token_ids=(99,),
+            num_prompt_logprobs=0,
+        ),
         seed=2**63,
         tenant="ten\nant",
         priority=-3,
@@ -94,13 +111,15 @@ def test_a_result_keeps_all_that_the_core_looks_at() -> None:
         top_logprobs=((-0.5, -1.0), ()),
         flags=(RowFlag.OK, RowFlag.NON_FINITE, RowFlag.OK),
         execute_ns=1_234_567,
+        num_scored=(0, 2, 1),
+        scored_logprobs=(-1.0, -2.0, -3.0),
     )
     packer = Packer()
     pack_result(packer, result)
     read = unpack_result(Unpacker(packer.take()))
-    for name in ("epoch", "step_id", "num_sampled", "tokens", "flags", "execute_ns"):
+    for name in ("epoch", "step_id", "num_sampled", "tokens", "flags", "execute_ns", "num_scored"):
         assert getattr(read, name) == getattr(result, name)
-    for name in ("logprobs", "top_tokens", "top_logprobs"):
+    for name in ("logprobs", "top_tokens", "top_logprobs", "scored_logprobs"):
         assert len(getattr(read, name)) == len(getattr(result, name))
 
 

@@ -228,6 +228,7 @@ def test_every_verb_replays(tmp_path: Path) -> None:
     core.add(SequenceSpec(sequence_id=11, prompt=prompt, max_tokens=3))
     core.add(SequenceSpec(sequence_id=12, prompt=prompt, max_tokens=3))
     core.expire(5)
+    core.adopt(core.withdraw(12))
     core.finish(11, EndReason.ABORT)
     core.finish(12, EndReason.STOP, 0)
     core.finish_all(EndReason.WORKER_LOST)

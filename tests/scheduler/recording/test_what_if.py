@@ -109,6 +109,17 @@ def test_cancels_and_deadlines_come_at_their_recorded_times(tmp_path: Path) -> N
     assert slower.total() == len(sequences)
 
 
+def test_stop_strings_end_sequences_with_the_recorded_token_whenever_that_comes(tmp_path: Path) -> None:
+    stops = {spec.sequence_id: 3 for _, spec in _BUSY[::3] if spec.max_tokens > 5}
+    study = _study(tmp_path, Events(arrivals=_BUSY, stops=stops))
+    simulated = study.run(CONFIG)
+    assert simulated.ends == study.recorded.ends
+    assert simulated.counters["generated_tokens"] == study.recorded.counters["generated_tokens"]
+    slower = study.run(replace(CONFIG, max_num_seqs=2))
+    assert slower.ends == study.recorded.ends
+    assert slower.counters["generated_tokens"] == study.recorded.counters["generated_tokens"]
+
+
 def test_a_lost_worker_is_lost_for_as_long(tmp_path: Path) -> None:
     lost = ((300_000_000, 500_000_000), (800_000_000, 850_000_000))
     study = _study(tmp_path, Events(arrivals=_BUSY, lost=lost))

@@ -43,6 +43,7 @@ class DecisionKind(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     DECISION_KIND_REQUEUED: _ClassVar[DecisionKind]
     DECISION_KIND_OVERTAKEN: _ClassVar[DecisionKind]
     DECISION_KIND_CLEARED: _ClassVar[DecisionKind]
+    DECISION_KIND_ADOPTED: _ClassVar[DecisionKind]
 
 class BlockState(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
@@ -77,6 +78,7 @@ DECISION_KIND_FORKED: DecisionKind
 DECISION_KIND_REQUEUED: DecisionKind
 DECISION_KIND_OVERTAKEN: DecisionKind
 DECISION_KIND_CLEARED: DecisionKind
+DECISION_KIND_ADOPTED: DecisionKind
 BLOCK_STATE_UNSPECIFIED: BlockState
 BLOCK_STATE_FREE: BlockState
 BLOCK_STATE_CACHED: BlockState
@@ -87,18 +89,20 @@ class GetStatsRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class GetStatsResponse(_message.Message):
-    __slots__ = ("queues", "blocks", "counters", "worker", "host_blocks")
+    __slots__ = ("queues", "blocks", "counters", "worker", "host_blocks", "workers")
     QUEUES_FIELD_NUMBER: _ClassVar[int]
     BLOCKS_FIELD_NUMBER: _ClassVar[int]
     COUNTERS_FIELD_NUMBER: _ClassVar[int]
     WORKER_FIELD_NUMBER: _ClassVar[int]
     HOST_BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    WORKERS_FIELD_NUMBER: _ClassVar[int]
     queues: QueueStats
     blocks: BlockStats
     counters: CounterStats
     worker: WorkerStats
     host_blocks: HostBlockStats
-    def __init__(self, queues: _Optional[_Union[QueueStats, _Mapping]] = ..., blocks: _Optional[_Union[BlockStats, _Mapping]] = ..., counters: _Optional[_Union[CounterStats, _Mapping]] = ..., worker: _Optional[_Union[WorkerStats, _Mapping]] = ..., host_blocks: _Optional[_Union[HostBlockStats, _Mapping]] = ...) -> None: ...
+    workers: _containers.RepeatedCompositeFieldContainer[WorkerStats]
+    def __init__(self, queues: _Optional[_Union[QueueStats, _Mapping]] = ..., blocks: _Optional[_Union[BlockStats, _Mapping]] = ..., counters: _Optional[_Union[CounterStats, _Mapping]] = ..., worker: _Optional[_Union[WorkerStats, _Mapping]] = ..., host_blocks: _Optional[_Union[HostBlockStats, _Mapping]] = ..., workers: _Optional[_Iterable[_Union[WorkerStats, _Mapping]]] = ...) -> None: ...
 
 class QueueStats(_message.Message):
     __slots__ = ("running", "waiting", "swapped")
@@ -165,19 +169,31 @@ class CounterStats(_message.Message):
     def __init__(self, steps: _Optional[int] = ..., preemptions: _Optional[int] = ..., finished: _Optional[int] = ..., prefix_cache_queries: _Optional[int] = ..., prefix_cache_hits: _Optional[int] = ..., generated_tokens: _Optional[int] = ..., computed_tokens: _Optional[int] = ..., kept_tokens: _Optional[int] = ..., recomputed_tokens: _Optional[int] = ..., wasted_tokens: _Optional[int] = ..., preemptions_swap: _Optional[int] = ..., swapped_out_blocks: _Optional[int] = ..., swapped_in_blocks: _Optional[int] = ..., forks: _Optional[int] = ...) -> None: ...
 
 class WorkerStats(_message.Message):
-    __slots__ = ("address", "connected", "epoch", "restarts")
+    __slots__ = ("address", "connected", "epoch", "restarts", "queues", "blocks", "host_blocks", "suspects", "hangs", "leaving")
     ADDRESS_FIELD_NUMBER: _ClassVar[int]
     CONNECTED_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     RESTARTS_FIELD_NUMBER: _ClassVar[int]
+    QUEUES_FIELD_NUMBER: _ClassVar[int]
+    BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    HOST_BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    SUSPECTS_FIELD_NUMBER: _ClassVar[int]
+    HANGS_FIELD_NUMBER: _ClassVar[int]
+    LEAVING_FIELD_NUMBER: _ClassVar[int]
     address: str
     connected: bool
     epoch: int
     restarts: int
-    def __init__(self, address: _Optional[str] = ..., connected: _Optional[bool] = ..., epoch: _Optional[int] = ..., restarts: _Optional[int] = ...) -> None: ...
+    queues: QueueStats
+    blocks: BlockStats
+    host_blocks: HostBlockStats
+    suspects: int
+    hangs: int
+    leaving: bool
+    def __init__(self, address: _Optional[str] = ..., connected: _Optional[bool] = ..., epoch: _Optional[int] = ..., restarts: _Optional[int] = ..., queues: _Optional[_Union[QueueStats, _Mapping]] = ..., blocks: _Optional[_Union[BlockStats, _Mapping]] = ..., host_blocks: _Optional[_Union[HostBlockStats, _Mapping]] = ..., suspects: _Optional[int] = ..., hangs: _Optional[int] = ..., leaving: _Optional[bool] = ...) -> None: ...
 
 class SequenceInfo(_message.Message):
-    __slots__ = ("request_id", "index", "state", "queue_position", "age_seconds", "tenant", "priority", "prompt_tokens", "output_tokens", "max_tokens", "computed_tokens", "blocks", "host_blocks", "preemptions", "overtaken", "row", "sequence_id")
+    __slots__ = ("request_id", "index", "state", "queue_position", "age_seconds", "tenant", "priority", "prompt_tokens", "output_tokens", "max_tokens", "computed_tokens", "blocks", "host_blocks", "preemptions", "overtaken", "row", "sequence_id", "worker")
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     INDEX_FIELD_NUMBER: _ClassVar[int]
     STATE_FIELD_NUMBER: _ClassVar[int]
@@ -195,6 +211,7 @@ class SequenceInfo(_message.Message):
     OVERTAKEN_FIELD_NUMBER: _ClassVar[int]
     ROW_FIELD_NUMBER: _ClassVar[int]
     SEQUENCE_ID_FIELD_NUMBER: _ClassVar[int]
+    WORKER_FIELD_NUMBER: _ClassVar[int]
     request_id: str
     index: int
     state: SequenceState
@@ -212,7 +229,8 @@ class SequenceInfo(_message.Message):
     overtaken: int
     row: int
     sequence_id: int
-    def __init__(self, request_id: _Optional[str] = ..., index: _Optional[int] = ..., state: _Optional[_Union[SequenceState, str]] = ..., queue_position: _Optional[int] = ..., age_seconds: _Optional[float] = ..., tenant: _Optional[str] = ..., priority: _Optional[int] = ..., prompt_tokens: _Optional[int] = ..., output_tokens: _Optional[int] = ..., max_tokens: _Optional[int] = ..., computed_tokens: _Optional[int] = ..., blocks: _Optional[int] = ..., host_blocks: _Optional[int] = ..., preemptions: _Optional[int] = ..., overtaken: _Optional[int] = ..., row: _Optional[int] = ..., sequence_id: _Optional[int] = ...) -> None: ...
+    worker: str
+    def __init__(self, request_id: _Optional[str] = ..., index: _Optional[int] = ..., state: _Optional[_Union[SequenceState, str]] = ..., queue_position: _Optional[int] = ..., age_seconds: _Optional[float] = ..., tenant: _Optional[str] = ..., priority: _Optional[int] = ..., prompt_tokens: _Optional[int] = ..., output_tokens: _Optional[int] = ..., max_tokens: _Optional[int] = ..., computed_tokens: _Optional[int] = ..., blocks: _Optional[int] = ..., host_blocks: _Optional[int] = ..., preemptions: _Optional[int] = ..., overtaken: _Optional[int] = ..., row: _Optional[int] = ..., sequence_id: _Optional[int] = ..., worker: _Optional[str] = ...) -> None: ...
 
 class ListRequestsRequest(_message.Message):
     __slots__ = ("state", "tenant", "page_size", "page_token")
@@ -336,7 +354,7 @@ class DecisionRecord(_message.Message):
     def __init__(self, step_id: _Optional[int] = ..., kind: _Optional[_Union[DecisionKind, str]] = ..., text: _Optional[str] = ..., numbers: _Optional[_Mapping[str, int]] = ...) -> None: ...
 
 class BlockInfo(_message.Message):
-    __slots__ = ("block", "state", "references", "indexed", "tokens", "users", "tenant", "cache_salt")
+    __slots__ = ("block", "state", "references", "indexed", "tokens", "users", "tenant", "cache_salt", "worker")
     BLOCK_FIELD_NUMBER: _ClassVar[int]
     STATE_FIELD_NUMBER: _ClassVar[int]
     REFERENCES_FIELD_NUMBER: _ClassVar[int]
@@ -345,6 +363,7 @@ class BlockInfo(_message.Message):
     USERS_FIELD_NUMBER: _ClassVar[int]
     TENANT_FIELD_NUMBER: _ClassVar[int]
     CACHE_SALT_FIELD_NUMBER: _ClassVar[int]
+    WORKER_FIELD_NUMBER: _ClassVar[int]
     block: int
     state: BlockState
     references: int
@@ -353,7 +372,8 @@ class BlockInfo(_message.Message):
     users: _containers.RepeatedCompositeFieldContainer[BlockUser]
     tenant: str
     cache_salt: str
-    def __init__(self, block: _Optional[int] = ..., state: _Optional[_Union[BlockState, str]] = ..., references: _Optional[int] = ..., indexed: _Optional[bool] = ..., tokens: _Optional[int] = ..., users: _Optional[_Iterable[_Union[BlockUser, _Mapping]]] = ..., tenant: _Optional[str] = ..., cache_salt: _Optional[str] = ...) -> None: ...
+    worker: str
+    def __init__(self, block: _Optional[int] = ..., state: _Optional[_Union[BlockState, str]] = ..., references: _Optional[int] = ..., indexed: _Optional[bool] = ..., tokens: _Optional[int] = ..., users: _Optional[_Iterable[_Union[BlockUser, _Mapping]]] = ..., tenant: _Optional[str] = ..., cache_salt: _Optional[str] = ..., worker: _Optional[str] = ...) -> None: ...
 
 class BlockUser(_message.Message):
     __slots__ = ("request_id", "index", "table_index")
@@ -366,14 +386,16 @@ class BlockUser(_message.Message):
     def __init__(self, request_id: _Optional[str] = ..., index: _Optional[int] = ..., table_index: _Optional[int] = ...) -> None: ...
 
 class ListBlocksRequest(_message.Message):
-    __slots__ = ("state", "page_size", "page_token")
+    __slots__ = ("state", "page_size", "page_token", "worker")
     STATE_FIELD_NUMBER: _ClassVar[int]
     PAGE_SIZE_FIELD_NUMBER: _ClassVar[int]
     PAGE_TOKEN_FIELD_NUMBER: _ClassVar[int]
+    WORKER_FIELD_NUMBER: _ClassVar[int]
     state: BlockState
     page_size: int
     page_token: str
-    def __init__(self, state: _Optional[_Union[BlockState, str]] = ..., page_size: _Optional[int] = ..., page_token: _Optional[str] = ...) -> None: ...
+    worker: str
+    def __init__(self, state: _Optional[_Union[BlockState, str]] = ..., page_size: _Optional[int] = ..., page_token: _Optional[str] = ..., worker: _Optional[str] = ...) -> None: ...
 
 class ListBlocksResponse(_message.Message):
     __slots__ = ("blocks", "total", "next_page_token")
@@ -422,16 +444,18 @@ class ProbePrefixRequest(_message.Message):
     def __init__(self, text: _Optional[str] = ..., chat: _Optional[_Union[_generation_pb2.ChatPrompt, _Mapping]] = ..., token_ids: _Optional[_Union[_generation_pb2.TokenIds, _Mapping]] = ..., cache_salt: _Optional[str] = ...) -> None: ...
 
 class ProbePrefixResponse(_message.Message):
-    __slots__ = ("prompt_tokens", "cached_tokens", "cacheable_tokens", "blocks")
+    __slots__ = ("prompt_tokens", "cached_tokens", "cacheable_tokens", "blocks", "worker")
     PROMPT_TOKENS_FIELD_NUMBER: _ClassVar[int]
     CACHED_TOKENS_FIELD_NUMBER: _ClassVar[int]
     CACHEABLE_TOKENS_FIELD_NUMBER: _ClassVar[int]
     BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    WORKER_FIELD_NUMBER: _ClassVar[int]
     prompt_tokens: int
     cached_tokens: int
     cacheable_tokens: int
     blocks: _containers.RepeatedScalarFieldContainer[int]
-    def __init__(self, prompt_tokens: _Optional[int] = ..., cached_tokens: _Optional[int] = ..., cacheable_tokens: _Optional[int] = ..., blocks: _Optional[_Iterable[int]] = ...) -> None: ...
+    worker: str
+    def __init__(self, prompt_tokens: _Optional[int] = ..., cached_tokens: _Optional[int] = ..., cacheable_tokens: _Optional[int] = ..., blocks: _Optional[_Iterable[int]] = ..., worker: _Optional[str] = ...) -> None: ...
 
 class DropPrefixRequest(_message.Message):
     __slots__ = ("cache_salt", "tenant", "all")
@@ -466,7 +490,7 @@ class WatchStepsResponse(_message.Message):
     def __init__(self, step: _Optional[_Union[StepSummary, _Mapping]] = ..., skipped_steps: _Optional[int] = ...) -> None: ...
 
 class StepSummary(_message.Message):
-    __slots__ = ("step_id", "rows", "tokens", "sampled_tokens", "admissions", "released_rows", "preemptions", "swapped_out_blocks", "swapped_in_blocks", "copied_blocks", "queues", "free_blocks", "cached_blocks", "execute_seconds", "turnaround_seconds")
+    __slots__ = ("step_id", "rows", "tokens", "sampled_tokens", "admissions", "released_rows", "preemptions", "swapped_out_blocks", "swapped_in_blocks", "copied_blocks", "queues", "free_blocks", "cached_blocks", "execute_seconds", "turnaround_seconds", "worker")
     STEP_ID_FIELD_NUMBER: _ClassVar[int]
     ROWS_FIELD_NUMBER: _ClassVar[int]
     TOKENS_FIELD_NUMBER: _ClassVar[int]
@@ -482,6 +506,7 @@ class StepSummary(_message.Message):
     CACHED_BLOCKS_FIELD_NUMBER: _ClassVar[int]
     EXECUTE_SECONDS_FIELD_NUMBER: _ClassVar[int]
     TURNAROUND_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    WORKER_FIELD_NUMBER: _ClassVar[int]
     step_id: int
     rows: int
     tokens: int
@@ -497,4 +522,5 @@ class StepSummary(_message.Message):
     cached_blocks: int
     execute_seconds: float
     turnaround_seconds: float
-    def __init__(self, step_id: _Optional[int] = ..., rows: _Optional[int] = ..., tokens: _Optional[int] = ..., sampled_tokens: _Optional[int] = ..., admissions: _Optional[int] = ..., released_rows: _Optional[int] = ..., preemptions: _Optional[int] = ..., swapped_out_blocks: _Optional[int] = ..., swapped_in_blocks: _Optional[int] = ..., copied_blocks: _Optional[int] = ..., queues: _Optional[_Union[QueueStats, _Mapping]] = ..., free_blocks: _Optional[int] = ..., cached_blocks: _Optional[int] = ..., execute_seconds: _Optional[float] = ..., turnaround_seconds: _Optional[float] = ...) -> None: ...
+    worker: str
+    def __init__(self, step_id: _Optional[int] = ..., rows: _Optional[int] = ..., tokens: _Optional[int] = ..., sampled_tokens: _Optional[int] = ..., admissions: _Optional[int] = ..., released_rows: _Optional[int] = ..., preemptions: _Optional[int] = ..., swapped_out_blocks: _Optional[int] = ..., swapped_in_blocks: _Optional[int] = ..., copied_blocks: _Optional[int] = ..., queues: _Optional[_Union[QueueStats, _Mapping]] = ..., free_blocks: _Optional[int] = ..., cached_blocks: _Optional[int] = ..., execute_seconds: _Optional[float] = ..., turnaround_seconds: _Optional[float] = ..., worker: _Optional[str] = ...) -> None: ...

@@ -30,8 +30,9 @@ class GenerationServiceStub:
 
     Errors carry google.rpc details: BadRequest names each bad field with its value and limit, ErrorInfo gives a stable
     reason, RetryInfo says when to try again. Codes: INVALID_ARGUMENT (a bad request), NOT_FOUND (another model was asked
-    for), ALREADY_EXISTS (the request id is live), RESOURCE_EXHAUSTED (the queue is full), DEADLINE_EXCEEDED,
-    UNAVAILABLE (no worker came back within the grace, or the server drains), INTERNAL (the model gave non-finite logits).
+    for), ALREADY_EXISTS (the request id is live), RESOURCE_EXHAUSTED (the queue is full, or a grammar takes too long),
+    DEADLINE_EXCEEDED, UNAVAILABLE (no worker came back within the grace, or the server drains), FAILED_PRECONDITION (masks
+    and structured output leave no token to draw), INTERNAL (the model gave non-finite logits).
     """
 
     def __init__(self, channel):
@@ -45,6 +46,11 @@ class GenerationServiceStub:
                 request_serializer=octavo_dot_serving_dot_v1_dot_generation__pb2.GenerateRequest.SerializeToString,
                 response_deserializer=octavo_dot_serving_dot_v1_dot_generation__pb2.GenerateResponse.FromString,
                 _registered_method=True)
+        self.ScorePrompt = channel.unary_unary(
+                '/octavo.serving.v1.GenerationService/ScorePrompt',
+                request_serializer=octavo_dot_serving_dot_v1_dot_generation__pb2.ScorePromptRequest.SerializeToString,
+                response_deserializer=octavo_dot_serving_dot_v1_dot_generation__pb2.ScorePromptResponse.FromString,
+                _registered_method=True)
         self.GetModelInfo = channel.unary_unary(
                 '/octavo.serving.v1.GenerationService/GetModelInfo',
                 request_serializer=octavo_dot_serving_dot_v1_dot_generation__pb2.GetModelInfoRequest.SerializeToString,
@@ -57,14 +63,23 @@ class GenerationServiceServicer:
 
     Errors carry google.rpc details: BadRequest names each bad field with its value and limit, ErrorInfo gives a stable
     reason, RetryInfo says when to try again. Codes: INVALID_ARGUMENT (a bad request), NOT_FOUND (another model was asked
-    for), ALREADY_EXISTS (the request id is live), RESOURCE_EXHAUSTED (the queue is full), DEADLINE_EXCEEDED,
-    UNAVAILABLE (no worker came back within the grace, or the server drains), INTERNAL (the model gave non-finite logits).
+    for), ALREADY_EXISTS (the request id is live), RESOURCE_EXHAUSTED (the queue is full, or a grammar takes too long),
+    DEADLINE_EXCEEDED, UNAVAILABLE (no worker came back within the grace, or the server drains), FAILED_PRECONDITION (masks
+    and structured output leave no token to draw), INTERNAL (the model gave non-finite logits).
     """
 
     def Generate(self, request, context):
         """Generate streams the continuations of one prompt, sampling_params.n of them. The stream ends when all have; if one
         fails, the call ends with its status and the others are aborted. Cancelling the call aborts the request; its blocks
         serve others from the next step on. The call's deadline is the request's deadline.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ScorePrompt(self, request, context):
+        """ScorePrompt gives the log probability of each token of a prompt, and generates nothing. Limits of the prompt, errors
+        and cancellation are those of Generate.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -85,6 +100,11 @@ def add_GenerationServiceServicer_to_server(servicer, server):
                     request_deserializer=octavo_dot_serving_dot_v1_dot_generation__pb2.GenerateRequest.FromString,
                     response_serializer=octavo_dot_serving_dot_v1_dot_generation__pb2.GenerateResponse.SerializeToString,
             ),
+            'ScorePrompt': grpc.unary_unary_rpc_method_handler(
+                    servicer.ScorePrompt,
+                    request_deserializer=octavo_dot_serving_dot_v1_dot_generation__pb2.ScorePromptRequest.FromString,
+                    response_serializer=octavo_dot_serving_dot_v1_dot_generation__pb2.ScorePromptResponse.SerializeToString,
+            ),
             'GetModelInfo': grpc.unary_unary_rpc_method_handler(
                     servicer.GetModelInfo,
                     request_deserializer=octavo_dot_serving_dot_v1_dot_generation__pb2.GetModelInfoRequest.FromString,
@@ -103,8 +123,9 @@ class GenerationService:
 
     Errors carry google.rpc details: BadRequest names each bad field with its value and limit, ErrorInfo gives a stable
     reason, RetryInfo says when to try again. Codes: INVALID_ARGUMENT (a bad request), NOT_FOUND (another model was asked
-    for), ALREADY_EXISTS (the request id is live), RESOURCE_EXHAUSTED (the queue is full), DEADLINE_EXCEEDED,
-    UNAVAILABLE (no worker came back within the grace, or the server drains), INTERNAL (the model gave non-finite logits).
+    for), ALREADY_EXISTS (the request id is live), RESOURCE_EXHAUSTED (the queue is full, or a grammar takes too long),
+    DEADLINE_EXCEEDED, UNAVAILABLE (no worker came back within the grace, or the server drains), FAILED_PRECONDITION (masks
+    and structured output leave no token to draw), INTERNAL (the model gave non-finite logits).
     """
 
     @staticmethod
@@ -124,6 +145,33 @@ class GenerationService:
             '/octavo.serving.v1.GenerationService/Generate',
             octavo_dot_serving_dot_v1_dot_generation__pb2.GenerateRequest.SerializeToString,
             octavo_dot_serving_dot_v1_dot_generation__pb2.GenerateResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ScorePrompt(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/octavo.serving.v1.GenerationService/ScorePrompt',
+            octavo_dot_serving_dot_v1_dot_generation__pb2.ScorePromptRequest.SerializeToString,
+            octavo_dot_serving_dot_v1_dot_generation__pb2.ScorePromptResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -11,8 +11,12 @@ class RowFlag(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
     ROW_FLAG_UNSPECIFIED: _ClassVar[RowFlag]
     ROW_FLAG_NON_FINITE: _ClassVar[RowFlag]
+    ROW_FLAG_DEAD_END: _ClassVar[RowFlag]
+    ROW_FLAG_GRAMMAR_TOO_SLOW: _ClassVar[RowFlag]
 ROW_FLAG_UNSPECIFIED: RowFlag
 ROW_FLAG_NON_FINITE: RowFlag
+ROW_FLAG_DEAD_END: RowFlag
+ROW_FLAG_GRAMMAR_TOO_SLOW: RowFlag
 
 class GetCapacityRequest(_message.Message):
     __slots__ = ()
@@ -135,7 +139,7 @@ class BlockCopies(_message.Message):
     def __init__(self, groups: _Optional[_Iterable[int]] = ..., sources: _Optional[_Iterable[int]] = ..., destinations: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class Admission(_message.Message):
-    __slots__ = ("sequence_id", "row", "num_prompt_tokens", "token_ids", "block_tables", "num_computed_tokens", "sampling", "adapter_id", "seed", "output_index")
+    __slots__ = ("sequence_id", "row", "num_prompt_tokens", "token_ids", "block_tables", "num_computed_tokens", "sampling", "adapter_id", "seed", "output_index", "num_scored_tokens")
     SEQUENCE_ID_FIELD_NUMBER: _ClassVar[int]
     ROW_FIELD_NUMBER: _ClassVar[int]
     NUM_PROMPT_TOKENS_FIELD_NUMBER: _ClassVar[int]
@@ -146,6 +150,7 @@ class Admission(_message.Message):
     ADAPTER_ID_FIELD_NUMBER: _ClassVar[int]
     SEED_FIELD_NUMBER: _ClassVar[int]
     OUTPUT_INDEX_FIELD_NUMBER: _ClassVar[int]
+    NUM_SCORED_TOKENS_FIELD_NUMBER: _ClassVar[int]
     sequence_id: int
     row: int
     num_prompt_tokens: int
@@ -156,7 +161,8 @@ class Admission(_message.Message):
     adapter_id: int
     seed: int
     output_index: int
-    def __init__(self, sequence_id: _Optional[int] = ..., row: _Optional[int] = ..., num_prompt_tokens: _Optional[int] = ..., token_ids: _Optional[_Iterable[int]] = ..., block_tables: _Optional[_Iterable[_Union[BlockTable, _Mapping]]] = ..., num_computed_tokens: _Optional[int] = ..., sampling: _Optional[_Union[Sampling, _Mapping]] = ..., adapter_id: _Optional[int] = ..., seed: _Optional[int] = ..., output_index: _Optional[int] = ...) -> None: ...
+    num_scored_tokens: int
+    def __init__(self, sequence_id: _Optional[int] = ..., row: _Optional[int] = ..., num_prompt_tokens: _Optional[int] = ..., token_ids: _Optional[_Iterable[int]] = ..., block_tables: _Optional[_Iterable[_Union[BlockTable, _Mapping]]] = ..., num_computed_tokens: _Optional[int] = ..., sampling: _Optional[_Union[Sampling, _Mapping]] = ..., adapter_id: _Optional[int] = ..., seed: _Optional[int] = ..., output_index: _Optional[int] = ..., num_scored_tokens: _Optional[int] = ...) -> None: ...
 
 class BlockTable(_message.Message):
     __slots__ = ("blocks",)
@@ -165,18 +171,48 @@ class BlockTable(_message.Message):
     def __init__(self, blocks: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class Sampling(_message.Message):
-    __slots__ = ("temperature", "top_k", "top_p", "min_p", "num_logprobs")
+    __slots__ = ("temperature", "top_k", "top_p", "min_p", "num_logprobs", "min_tokens", "masked_token_ids", "presence_penalty", "frequency_penalty", "repetition_penalty", "bias_token_ids", "biases", "allowed_token_ids", "bad_words", "grammar", "eos_token_ids", "num_prompt_logprobs")
     TEMPERATURE_FIELD_NUMBER: _ClassVar[int]
     TOP_K_FIELD_NUMBER: _ClassVar[int]
     TOP_P_FIELD_NUMBER: _ClassVar[int]
     MIN_P_FIELD_NUMBER: _ClassVar[int]
     NUM_LOGPROBS_FIELD_NUMBER: _ClassVar[int]
+    MIN_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    MASKED_TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
+    PRESENCE_PENALTY_FIELD_NUMBER: _ClassVar[int]
+    FREQUENCY_PENALTY_FIELD_NUMBER: _ClassVar[int]
+    REPETITION_PENALTY_FIELD_NUMBER: _ClassVar[int]
+    BIAS_TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
+    BIASES_FIELD_NUMBER: _ClassVar[int]
+    ALLOWED_TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
+    BAD_WORDS_FIELD_NUMBER: _ClassVar[int]
+    GRAMMAR_FIELD_NUMBER: _ClassVar[int]
+    EOS_TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
+    NUM_PROMPT_LOGPROBS_FIELD_NUMBER: _ClassVar[int]
     temperature: float
     top_k: int
     top_p: float
     min_p: float
     num_logprobs: int
-    def __init__(self, temperature: _Optional[float] = ..., top_k: _Optional[int] = ..., top_p: _Optional[float] = ..., min_p: _Optional[float] = ..., num_logprobs: _Optional[int] = ...) -> None: ...
+    min_tokens: int
+    masked_token_ids: _containers.RepeatedScalarFieldContainer[int]
+    presence_penalty: float
+    frequency_penalty: float
+    repetition_penalty: float
+    bias_token_ids: _containers.RepeatedScalarFieldContainer[int]
+    biases: _containers.RepeatedScalarFieldContainer[float]
+    allowed_token_ids: _containers.RepeatedScalarFieldContainer[int]
+    bad_words: _containers.RepeatedCompositeFieldContainer[TokenSequence]
+    grammar: str
+    eos_token_ids: _containers.RepeatedScalarFieldContainer[int]
+    num_prompt_logprobs: int
+    def __init__(self, temperature: _Optional[float] = ..., top_k: _Optional[int] = ..., top_p: _Optional[float] = ..., min_p: _Optional[float] = ..., num_logprobs: _Optional[int] = ..., min_tokens: _Optional[int] = ..., masked_token_ids: _Optional[_Iterable[int]] = ..., presence_penalty: _Optional[float] = ..., frequency_penalty: _Optional[float] = ..., repetition_penalty: _Optional[float] = ..., bias_token_ids: _Optional[_Iterable[int]] = ..., biases: _Optional[_Iterable[float]] = ..., allowed_token_ids: _Optional[_Iterable[int]] = ..., bad_words: _Optional[_Iterable[_Union[TokenSequence, _Mapping]]] = ..., grammar: _Optional[str] = ..., eos_token_ids: _Optional[_Iterable[int]] = ..., num_prompt_logprobs: _Optional[int] = ...) -> None: ...
+
+class TokenSequence(_message.Message):
+    __slots__ = ("token_ids",)
+    TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
+    token_ids: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, token_ids: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class TableEdits(_message.Message):
     __slots__ = ("rows", "groups", "indices", "blocks")
@@ -209,7 +245,7 @@ class Scheduled(_message.Message):
     def __init__(self, rows: _Optional[_Iterable[int]] = ..., num_tokens: _Optional[_Iterable[int]] = ..., max_samples: _Optional[_Iterable[int]] = ..., num_forced: _Optional[_Iterable[int]] = ..., forced_tokens: _Optional[_Iterable[int]] = ..., num_drafts: _Optional[_Iterable[int]] = ..., draft_tokens: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class StepResult(_message.Message):
-    __slots__ = ("step_id", "num_sampled", "tokens", "logprobs", "num_top", "top_tokens", "top_logprobs", "flags", "execute_ns", "copy_ns")
+    __slots__ = ("step_id", "num_sampled", "tokens", "logprobs", "num_top", "top_tokens", "top_logprobs", "flags", "execute_ns", "copy_ns", "num_scored", "scored_logprobs", "scored_num_top", "scored_top_tokens", "scored_top_logprobs")
     STEP_ID_FIELD_NUMBER: _ClassVar[int]
     NUM_SAMPLED_FIELD_NUMBER: _ClassVar[int]
     TOKENS_FIELD_NUMBER: _ClassVar[int]
@@ -220,6 +256,11 @@ class StepResult(_message.Message):
     FLAGS_FIELD_NUMBER: _ClassVar[int]
     EXECUTE_NS_FIELD_NUMBER: _ClassVar[int]
     COPY_NS_FIELD_NUMBER: _ClassVar[int]
+    NUM_SCORED_FIELD_NUMBER: _ClassVar[int]
+    SCORED_LOGPROBS_FIELD_NUMBER: _ClassVar[int]
+    SCORED_NUM_TOP_FIELD_NUMBER: _ClassVar[int]
+    SCORED_TOP_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    SCORED_TOP_LOGPROBS_FIELD_NUMBER: _ClassVar[int]
     step_id: int
     num_sampled: _containers.RepeatedScalarFieldContainer[int]
     tokens: _containers.RepeatedScalarFieldContainer[int]
@@ -230,7 +271,12 @@ class StepResult(_message.Message):
     flags: _containers.RepeatedScalarFieldContainer[RowFlag]
     execute_ns: int
     copy_ns: int
-    def __init__(self, step_id: _Optional[int] = ..., num_sampled: _Optional[_Iterable[int]] = ..., tokens: _Optional[_Iterable[int]] = ..., logprobs: _Optional[_Iterable[float]] = ..., num_top: _Optional[_Iterable[int]] = ..., top_tokens: _Optional[_Iterable[int]] = ..., top_logprobs: _Optional[_Iterable[float]] = ..., flags: _Optional[_Iterable[_Union[RowFlag, str]]] = ..., execute_ns: _Optional[int] = ..., copy_ns: _Optional[int] = ...) -> None: ...
+    num_scored: _containers.RepeatedScalarFieldContainer[int]
+    scored_logprobs: _containers.RepeatedScalarFieldContainer[float]
+    scored_num_top: _containers.RepeatedScalarFieldContainer[int]
+    scored_top_tokens: _containers.RepeatedScalarFieldContainer[int]
+    scored_top_logprobs: _containers.RepeatedScalarFieldContainer[float]
+    def __init__(self, step_id: _Optional[int] = ..., num_sampled: _Optional[_Iterable[int]] = ..., tokens: _Optional[_Iterable[int]] = ..., logprobs: _Optional[_Iterable[float]] = ..., num_top: _Optional[_Iterable[int]] = ..., top_tokens: _Optional[_Iterable[int]] = ..., top_logprobs: _Optional[_Iterable[float]] = ..., flags: _Optional[_Iterable[_Union[RowFlag, str]]] = ..., execute_ns: _Optional[int] = ..., copy_ns: _Optional[int] = ..., num_scored: _Optional[_Iterable[int]] = ..., scored_logprobs: _Optional[_Iterable[float]] = ..., scored_num_top: _Optional[_Iterable[int]] = ..., scored_top_tokens: _Optional[_Iterable[int]] = ..., scored_top_logprobs: _Optional[_Iterable[float]] = ...) -> None: ...
 
 class Event(_message.Message):
     __slots__ = ("transfer_done", "adapter_loaded", "grammar_ready")
