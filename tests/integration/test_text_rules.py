@@ -72,6 +72,12 @@ ROWS = [
     Row("length before stop", LETTERS, {"stop": ["d"], "max_tokens": 3}, "abc", [A, B, C], LENGTH),
     Row("stop token before stop", LETTERS, {"stop": ["c"], "stop_token_ids": [C]}, "ab", [A, B, C], stop=C),
     Row("sixteen", LETTERS, {"stop": [*"nopqrstuvxyz123", "cd"]}, "ab", ABCD, stop="cd"),
+    Row("stop before min_tokens", LETTERS, {"stop": ["b", "e"], "min_tokens": 4}, "abcdw!", [*ABCD, WORD, E], stop="e"),
+    Row(
+        "stop at min_tokens", LETTERS, {"stop": ["d"], "min_tokens": 4}, "abcdw!ef", [*ABCD, WORD, E, F, EOS], stop=EOS
+    ),
+    Row("stop behind min_tokens", LETTERS, {"stop": ["d"], "min_tokens": 3}, "abc", ABCD, stop="d"),
+    Row("stop reaches over min_tokens", LETTERS, {"stop": ["cdw"], "min_tokens": 4}, "ab", [*ABCD, WORD], stop="cdw"),
     Row("included", LETTERS, {"stop": ["bc"], **INCLUDED}, "abc", [A, B, C], stop="bc"),
     Row(
         "included in a token",
