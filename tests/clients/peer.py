@@ -133,7 +133,8 @@ class RunningPeer:
         self._loop.close()
 
     async def _serve(self) -> None:
-        server = grpc.aio.server()
+        # As the real one: the client's keepalive during a long silence is no abuse.
+        server = grpc.aio.server(options=[("grpc.http2.max_ping_strikes", 0)])
         generation_pb2_grpc.add_GenerationServiceServicer_to_server(self.peer, server)
         tokenizer_pb2_grpc.add_TokenizerServiceServicer_to_server(self.peer, server)
         admin_pb2_grpc.add_AdminServiceServicer_to_server(self.peer, server)
