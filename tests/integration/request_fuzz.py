@@ -43,6 +43,11 @@ _USUAL: Final[dict[str, Callable[[random.Random], Any]]] = {
     "allowed_token_ids": lambda dice: dice.choices(range(VOCAB_SIZE), k=dice.randint(1, 40)),
     "bad_words": lambda dice: dice.choices(["a", "é", "ab"], k=dice.randint(1, 3)),
     "prompt_logprobs": lambda dice: dice.randint(0, 20),
+    "json_schema": lambda dice: dice.choice(["{}", '{"type": "integer"}', '{"enum": ["a", "b"]}']),
+    "json_object": lambda dice: True,
+    "regex": lambda dice: dice.choice(["[ab]+", "(a|é|🦊){1,9}", "a"]),
+    "texts": lambda dice: dice.choice([["a"], ["ab", "🦊"]]),
+    "grammar": lambda dice: dice.choice(['start: "a" start | "b"', 'root ::= "a" | "b" root']),
     "tool_call_parser": lambda dice: dice.choice(["hermes", "llama3_json", "mistral", "none"]),
     "reasoning_parser": lambda dice: dice.choice(["think", "none"]),
     "role": lambda dice: dice.choice(["system", "user", "assistant", "tool"]),
@@ -82,7 +87,11 @@ def random_request(dice: random.Random) -> generation_pb2.GenerateRequest:
 def _fill(message: Any, dice: random.Random, habit: _Habit) -> None:
     kinds = [oneof for oneof in message.DESCRIPTOR.oneofs if len(oneof.fields) > 1]
     skipped = {field.name for oneof in kinds for field in oneof.fields}
-    chosen = {dice.choice(oneof.fields).name for oneof in kinds if dice.random() < 0.9}
+    chosen = {
+        dice.choice(oneof.fields).name
+        for oneof in kinds
+        if dice.random() < (0.9 if oneof.name == "prompt" else habit.set)
+    }
     for field in message.DESCRIPTOR.fields:
         if field.name in chosen or (field.name not in skipped and dice.random() < habit.set) or _is_part(field):
             _set(message, field, dice, habit)
@@ -168,6 +177,8 @@ def check_stream(request: generation_pb2.GenerateRequest, responses: list[genera
 _OTHER_ENDS: Final = {
     grpc.StatusCode.NOT_FOUND: "model",
     grpc.StatusCode.ALREADY_EXISTS: "request_id",
+    grpc.StatusCode.FAILED_PRECONDITION: "structured_output",  # nothing is left to go on with
+    grpc.StatusCode.RESOURCE_EXHAUSTED: "structured_output",  # it takes too long
 }
 
 
