@@ -27,6 +27,7 @@ def check(tmp_path: Path, *arguments: str) -> tuple[int, str, dict[str, Any]]:
     return done.returncode, done.stderr + done.stdout, json.loads(output.read_text())
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="there is no Triton")
 def test_a_dry_run_runs_every_part(tmp_path: Path) -> None:
     code, printed, found = check(tmp_path)

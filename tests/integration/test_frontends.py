@@ -146,7 +146,7 @@ def test_a_drain_waits_for_all_front_ends(uniform_model: Path, tmp_path: Path) -
         with connections(server) as stubs:
             calls, firsts = [], []
             for index, stub in enumerate(stubs[:3]):
-                calls.append(stub.Generate(asked(f"running-{index}", 1500), timeout=120))
+                calls.append(stub.Generate(asked(f"running-{index}", 700), timeout=120))
                 if index < 2:  # one after the other, for only one may wait
                     firsts.append(ids([next(calls[-1])]))
             server.wait_for(lambda stats: stats.queues.waiting == 1, "the third waits")
@@ -158,7 +158,7 @@ def test_a_drain_waits_for_all_front_ends(uniform_model: Path, tmp_path: Path) -
             with pytest.raises(UnavailableError):
                 server.complete("new", max_tokens=1)
             counts = [len(ids(call)) for call in calls]
-            assert [len(firsts[0]) + counts[0], len(firsts[1]) + counts[1], counts[2]] == [1500] * 3
+            assert [len(firsts[0]) + counts[0], len(firsts[1]) + counts[1], counts[2]] == [700] * 3
         assert server.scheduler.wait() == 0
 
 
