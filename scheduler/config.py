@@ -65,6 +65,9 @@ class SchedulerConfig:
         self._seconds("step_timeout_per_token")
         if not self.worker or not all(self.worker):
             raise ConfigError("--worker must be HOST:PORT, is empty")
+        for target in self.worker:
+            if ":" not in target:
+                raise ConfigError(f"--worker must be HOST:PORT, is {target!r}, without a port")
         if self.max_model_len is not None:
             self._at_least("max_model_len", 2)
         if self.max_plans_in_flight not in (1, 2):

@@ -59,6 +59,8 @@ def reserve_port(host: str, port: int) -> Iterator[int]:
     family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
     with socket.socket(family, kind, protocol) as holder:
         holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+        # Else connections that linger from a server without front ends, which has just ended, would count.
+        holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             holder.bind(address)
         except OSError as error:

@@ -62,7 +62,7 @@ def run(args: argparse.Namespace) -> int:
 
 async def _demo(config: ServicesConfig, services: Services) -> int:
     async with services:
-        signals = StopSignals(on_second=services.kill)
+        signals = StopSignals(on_second=services.stop_now)
         started = time.monotonic()
         print("Starting a scheduler and a worker ...", flush=True)
         info = await signals.unless_stopped(services.start())

@@ -88,7 +88,7 @@ def _address(config: str | None, service: str, **given: Any) -> Address:
 
 async def _serve(config: ServicesConfig) -> int:
     async with Services(config) as services:
-        signals = StopSignals(on_second=services.kill)
+        signals = StopSignals(on_second=services.stop_now)
         info = await signals.unless_stopped(services.start())
         if info is None:
             return _INTERRUPTED

@@ -61,14 +61,18 @@ class Child:
 
     async def stop(self, grace: float | None) -> int:
         """Ask it to end, and kill it after `grace` seconds (None: never). The exit status as from `wait`."""
-        if self.running:
-            self._process.terminate()
+        self.terminate()
         try:
             async with asyncio.timeout(grace):
                 return await self.wait()
         except TimeoutError:
             self.kill()
             return await self.wait()
+
+    def terminate(self) -> None:
+        """Ask it to end."""
+        if self.running:
+            self._process.terminate()
 
     def kill(self) -> None:
         """Kill it and whatever it started."""

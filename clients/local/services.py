@@ -26,6 +26,7 @@ from clients.results import ModelInfo
 
 _POLL_SECONDS = 0.05
 _WORKER_STOP_SECONDS = 10.0
+_SCHEDULER_STOP_SECONDS = 5.0  # from the second signal on
 _MAX_PAUSE_SECONDS = 30.0
 _HANG_POLL_SECONDS = 0.5
 _HUNG_SECONDS = 5.0  # without a stream, after it had one; a worker that is well opens the next one within a second
@@ -51,6 +52,7 @@ class Services:
         self._scheduler: Child | None = None
         self._worker: Child | None = None
         self._keeper: asyncio.Task[None] | None = None
+        self._in_haste = False
 
     async def start(self) -> ModelInfo:
         """Start both and wait until they serve. Raises LocalError if one ends before."""
@@ -76,8 +78,17 @@ class Services:
             self._keeper.cancel()
             await asyncio.gather(self._keeper, return_exceptions=True)
         if self._worker is not None:
-            await self._worker.stop(grace=_WORKER_STOP_SECONDS)
+            await self._worker.stop(grace=0 if self._in_haste else _WORKER_STOP_SECONDS)
         return status
+
+    def stop_now(self) -> None:
+        """End both without waiting for requests. The scheduler tells their callers, which takes it a moment."""
+        self._in_haste = True
+        if self._scheduler is None:
+            self.kill()
+            return
+        self._scheduler.terminate()
+        asyncio.get_running_loop().call_later(_SCHEDULER_STOP_SECONDS, self.kill)
 
     def kill(self) -> None:
         """End both at once."""

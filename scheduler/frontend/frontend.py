@@ -49,6 +49,7 @@ from scheduler.frontend.validation import ValidatedRequest, validate
 from scheduler.messages import Add, Cancel, Finish, Message, StepUpdate
 from scheduler.metrics.request_metrics import RequestMetrics
 
+_CLOCKS_APART_NS: Final = 50_000_000
 # Tokenising runs at 1 to 5 characters per microsecond; below this a thread costs more than it saves the event loop.
 _INLINE_CHARACTERS: Final = 4096
 # Few, so that prompts do not take the processors from the engine; two, so that a huge one does not hold up all others.
@@ -301,8 +302,10 @@ class Frontend:
 
     def _cancel(self, stream: Stream) -> None:
         """Takes a request off the books, and cancels those of its sequences that have not ended."""
+        late = has_passed(stream.specs[0].deadline_ns, self._clock_ns())
+        reason = EndReason.DEADLINE if late else EndReason.ABORT
         for sequence_id in self._release(stream):
-            self._metrics.finished[EndReason.ABORT.value] += 1
+            self._metrics.finished[reason.value] += 1
             self._send(Cancel(sequence_id=sequence_id))
 
     def _release(self, stream: Stream) -> list[int]:
@@ -311,6 +314,12 @@ class Frontend:
             del self._requests[stream.request_id]
         ids = [spec.sequence_id for spec in stream.specs]
         return [sequence_id for sequence_id in ids if self._places.pop(sequence_id, None) is not None]
+
+
+def has_passed(deadline_ns: int | None, now_ns: int) -> bool:
+    """Whether a caller that has left did so because its deadline came: its own clock may have run out a little before
+    the engine's."""
+    return deadline_ns is not None and now_ns >= deadline_ns - _CLOCKS_APART_NS
 
 
 def _top(update: StepUpdate, column: int) -> tuple[tuple[int, float], ...]:

@@ -34,7 +34,7 @@ from scheduler.frontend.errors import (
     Violation,
     status_of,
 )
-from scheduler.frontend.frontend import Frontend
+from scheduler.frontend.frontend import Frontend, has_passed
 from scheduler.frontend.parsing.parts import ToolCallPart
 from scheduler.frontend.request import (
     ChatMessage,
@@ -166,6 +166,8 @@ class GenerationServicer(generation_pb2_grpc.GenerationServiceServicer):
                 reason = status_of(error).reason
                 raise
             finally:
+                if reason == "CANCELLED" and has_passed(deadline_ns, time.monotonic_ns()):
+                    reason = "DEADLINE"
                 seconds = (time.monotonic_ns() - begin_ns) / 1e9
                 log.info("request ended", reason=reason, tokens=stream.num_tokens, seconds=round(seconds, 6))
 

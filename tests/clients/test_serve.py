@@ -18,7 +18,7 @@ from pathlib import Path
 
 import pytest
 
-from clients import Client
+from clients import Client, UnavailableError
 from tests.integration.processes import WAIT_CAP_S, child_environment, free_port, wait_until
 from tests.integration.scrape import Scrape
 from tests.oracle.lookup import LookupOracle
@@ -214,6 +214,23 @@ def test_a_second_signal_does_not_wait_for_the_drain(model: Path, tmp_path: Path
         wait_until(lambda: "draining" in serve.log.read_text(), "it drains")
         serve.process.send_signal(signal.SIGTERM)
         assert serve.wait() == 128 + signal.SIGTERM
+        wait_until(lambda: gone(children), "the services have ended")
+
+
+def test_a_second_signal_tells_the_callers_that_it_is_over(model: Path, tmp_path: Path) -> None:
+    with serving(model, tmp_path, "--drain-grace=3600") as serve:
+        children = serve.children()
+        with Client(serve.target) as client, client.generate(token_ids=[100], temperature=0, max_tokens=900) as stream:
+            next(stream)
+            os.kill(serve.child("worker"), signal.SIGSTOP)  # the request does not end by itself
+            for said in ("draining", ""):
+                serve.process.send_signal(signal.SIGTERM)
+                wait_until(lambda: said in serve.log.read_text(), "it drains")  # noqa: B023 - called at once
+            with pytest.raises(UnavailableError) as lost:
+                list(stream)
+        assert lost.value.reason == "SHUTDOWN"
+        assert serve.wait() == 128 + signal.SIGTERM
+        assert "request lost" in serve.log.read_text()
         wait_until(lambda: gone(children), "the services have ended")
 
 

@@ -72,7 +72,7 @@ def test_a_deadline_that_passes_in_the_queue_costs_no_computation(server: Cluste
             server.complete("never admitted", max_tokens=1, timeout=0.3)
         after = server.wait_for(lambda stats: stats.queues.waiting == 0, "it waits no more")
         assert after.counters.computed_tokens == computed
-    assert Scrape.of(METRICS_PORT).value("octavo:request_failure_total", reason="abort") > 0
+    assert Scrape.of(METRICS_PORT).value("octavo:request_failure_total", reason="deadline") > 0
     release(server, runners)
 
 

@@ -74,6 +74,7 @@ def test_a_choice_from_a_file_is_checked_like_one_from_the_command_line(flag: st
             "--step-timeout-per-token must be in [0, 31536000] seconds",
         ),
         (["--model", "m", "--worker", ""], "--worker must be HOST:PORT, is empty"),
+        (["--model", "m", "--worker", "nocolon"], "--worker must be HOST:PORT, is 'nocolon', without a port"),
         (["--model", "m", "--port", "70000"], "--port must be in [0, 65535], is 70000"),
         (["--config", "/nowhere/octavo.yaml"], "/nowhere/octavo.yaml"),
     ],
