@@ -59,8 +59,8 @@ class AlreadyExistsError(OctavoError):
 
 
 class ResourceExhaustedError(OctavoError):
-    """The server's queue is full, and `retry_after` says when to try again; or, without it, the request took more than it
-    may: a message that is too large, a grammar that is too slow, a KV cache that is too small."""
+    """The server's queue is full, and `retry_after` says when to try again; or, without it, the request took more than
+    it may: a message that is too large, a grammar that is too slow, a KV cache that is too small."""
 
 
 class DeadlineError(OctavoError):
