@@ -35,6 +35,10 @@ _PLAIN_FIELDS: Final = (
     "tool_call_parser",
     "reasoning_parser",
 )
+# A oneof of the message, which would keep the last of several.
+_STRUCTURED_OUTPUT: Final = tuple(
+    field.name for field in sampling_pb2.SamplingParams.DESCRIPTOR.oneofs_by_name["structured_output"].fields
+)
 _FINISH_REASONS: dict[int, FinishReason | None] = {
     generation_pb2.FINISH_REASON_UNSPECIFIED: None,
     generation_pb2.FINISH_REASON_STOP: FinishReason.STOP,
@@ -43,7 +47,7 @@ _FINISH_REASONS: dict[int, FinishReason | None] = {
 
 
 def request_message(request: Request) -> generation_pb2.GenerateRequest:
-    """Raises InvalidRequestError for a value that its field cannot hold, for example a negative token id."""
+    """Raises InvalidRequestError for what the message cannot hold, for example a negative token id."""
     message = generation_pb2.GenerateRequest()
     for name in _PLAIN_FIELDS:
         assign(message, name, getattr(request, name), name)
@@ -108,6 +112,9 @@ def _as_json(value: object, path: str) -> str:
 
 
 def _sampling_message(params: SamplingParams) -> sampling_pb2.SamplingParams:
+    forms = [f"sampling_params.{name}" for name in _STRUCTURED_OUTPUT if getattr(params, name) is not None]
+    if len(forms) > 1:
+        raise _invalid(forms, f"give at most one of {', '.join(forms)}")
     message = sampling_pb2.SamplingParams()
     for field in fields(params):
         path, value = f"sampling_params.{field.name}", getattr(params, field.name)
@@ -116,7 +123,7 @@ def _sampling_message(params: SamplingParams) -> sampling_pb2.SamplingParams:
             assign(message.choice, "texts", value, path)
         else:
             is_schema = field.name == "json_schema" and isinstance(value, Mapping)
-            assign(message, field.name, json.dumps(value) if is_schema else value, path)
+            assign(message, field.name, _as_json(value, path) if is_schema else value, path)
     return message
 
 
@@ -131,14 +138,19 @@ def assign(message: Any, name: str, value: object, path: str) -> None:
             getattr(message, name).extend(value)
         else:
             setattr(message, name, value)
-    except (TypeError, ValueError) as error:
+    except (AttributeError, TypeError, ValueError) as error:  # the first for one value where several belong
         raise _does_not_fit(value, path, error) from None
 
 
 def _does_not_fit(value: object, path: str, error: Exception) -> InvalidRequestError:
-    description = f"{value!r} does not fit the field: {error}"
+    return _invalid([path], f"{value!r} does not fit the field: {error}")
+
+
+def _invalid(paths: Sequence[str], description: str) -> InvalidRequestError:
     return InvalidRequestError(
-        grpc.StatusCode.INVALID_ARGUMENT, f"{path}: {description}", violations=[Violation(path, description)]
+        grpc.StatusCode.INVALID_ARGUMENT,
+        f"{', '.join(paths)}: {description}",
+        violations=[Violation(path, description) for path in paths],
     )
 
 

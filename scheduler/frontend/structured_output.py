@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -31,6 +32,9 @@ _THREADS: Final = 2  # one that is slow does not hold up all others
 # No whitespace of the model's own choice: it may never stop to choose more of it.
 _JSON_STYLE: Final[JsonCompileOptions] = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
 _BYTE_EOS: Final = 256
+# Where in the grammar something is wrong, and what the parser of regular expressions says of it in its last line.
+_POSITION: Final = re.compile(r"at \d+\(\d+\): ")
+_REGEX_REASON: Final = re.compile(r"^error: (.+)$", re.MULTILINE)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,13 +85,13 @@ class GrammarChecker:
         try:
             grammar: str = _TO_GRAMMAR[name](value)
         except Exception as error:  # ValueError of a schema; and the converter of EBNF raises what it likes
-            raise _RefusedError(_first_line(str(error))) from error
+            raise _RefusedError(_reason(name, str(error))) from error
         matcher = LLMatcher(self._tokenizer, grammar, log_level=0)
         if not matcher.is_error():
             matcher.compute_bitmask()
         if matcher.is_error():
             message = matcher.get_error()
-            raise _RefusedError("matches no text" if message.startswith("NoExtension") else _first_line(message))
+            raise _RefusedError("matches no text" if message.startswith("NoExtension") else _reason(name, message))
         return grammar
 
 
@@ -113,6 +117,8 @@ def _unusable(name: str, sampling: SamplingInput, can_end: bool) -> str | None:
         return "ends with EOS, which sampling_params.ignore_eos forbids: give one of them"
     if name == "json_object":
         return None if value else "is false, must be true or left out"
+    if name in ("json_schema", "grammar") and not value.strip():
+        return "is empty, must have at least one rule" if name == "grammar" else "is empty, must be a JSON schema"
     if name == "choice" and not value:
         return "is empty, must have at least one text"
     if name == "choice" and not all(value):
@@ -122,6 +128,10 @@ def _unusable(name: str, sampling: SamplingInput, can_end: bool) -> str | None:
 
 
 def _of_schema(schema: str) -> str:
+    if schema.strip() == "true":
+        schema = "{}"  # the same, in the only form that takes the options
+    if not schema.lstrip().startswith("{"):
+        raise ValueError("the schema must be a JSON object or true")
     return LLMatcher.grammar_from_json_schema(schema, overrides=_JSON_STYLE)
 
 
@@ -139,8 +149,13 @@ _TO_GRAMMAR: Final[dict[str, Callable[..., str]]] = {
 }
 
 
-def _first_line(message: str) -> str:
-    return f"is refused: {message.strip().splitlines()[0] if message.strip() else 'it is malformed'}"
+def _reason(name: str, message: str) -> str:
+    """One line of the error. A position is of use to who wrote the grammar, not to who gave another form."""
+    first = (message.strip().splitlines() or ["it is malformed"])[0]
+    position = _POSITION.match(first)
+    if "regex parse error:" in message and (reasons := _REGEX_REASON.findall(message)):
+        first = (position[0] if position else "") + f"invalid regex: {reasons[-1]}"
+    return f"is refused: {first if name == 'grammar' else _POSITION.sub('', first, count=1)}"
 
 
 def _refused(name: str, description: str) -> CheckedGrammar:

@@ -461,6 +461,12 @@ def test_closing_the_client_fails_its_streams(peer: Peer, target: str) -> None:
         ({"priority": 2**31}, "priority"),
         ({"tenant": 7}, "tenant"),
         ({"stop": ["\ud800"]}, "sampling_params.stop"),
+        ({"stop": "x"}, "sampling_params.stop"),
+        ({"stop": 7}, "sampling_params.stop"),
+        ({"temperature": [1.0]}, "sampling_params.temperature"),
+        ({"json_schema": {"enum": {1}}}, "sampling_params.json_schema"),
+        ({"bad_words": "xy"}, "sampling_params.bad_words"),
+        ({"choice": "yes"}, "sampling_params.choice"),
     ],
 )
 def test_what_cannot_be_sent_is_refused_by_name(target: str, keywords: dict[str, Any], field: str) -> None:
@@ -468,6 +474,25 @@ def test_what_cannot_be_sent_is_refused_by_name(target: str, keywords: dict[str,
         client.generate("x", **keywords)
     assert [violation.field for violation in caught.value.violations] == [field]
     assert str(next(iter(keywords.values()))) in caught.value.message
+
+
+def check_forms(error: clients.InvalidRequestError) -> None:
+    fields = ["sampling_params.regex", "sampling_params.choice"]
+    assert [violation.field for violation in error.violations] == fields
+    assert f"at most one of {', '.join(fields)}" in error.message
+
+
+def test_two_forms_of_structured_output_are_refused(target: str) -> None:
+    async def run() -> None:
+        async with AsyncClient(target) as client:
+            await client.complete("a", regex="a", choice=["b"])
+
+    with Client(target) as client, pytest.raises(clients.InvalidRequestError) as caught:
+        client.complete("a", regex="a", choice=["b"])
+    check_forms(caught.value)
+    with pytest.raises(clients.InvalidRequestError) as caught:
+        asyncio.run(run())
+    check_forms(caught.value)
 
 
 def test_misuse_is_a_python_error(target: str) -> None:

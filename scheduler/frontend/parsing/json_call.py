@@ -7,15 +7,21 @@ import re
 from typing import Final
 
 _NAME_KEYS: Final = ("name", "type", "id", "function", "arguments", "parameters")
+# Any JSON; no number is too large to be looked at.
+_JSON: Final = json.JSONDecoder(parse_int=float)
+_SPACE: Final = re.compile(r"[ \t\r\n]*")
 _FIRST_KEY: Final = re.compile(r'\s*\{\s*"([^"\\]*)"')
 # The order that models are taught: the name, then an object of arguments, which is given out as it comes.
 _HEAD: Final = re.compile(r'\s*\{\s*"name"\s*:\s*("(?:[^"\\]|\\.)*")\s*,\s*"(?:arguments|parameters)"\s*:\s*(?=\{)')
+# How the object may go on behind the arguments.
+_TAIL: Final = re.compile(r'\s*(?:\Z|\}|,\s*(?:["}]|\Z))')
 
 
 class JsonSpan:
     """Finds the end of a JSON object in text as it comes. broken: what came is not one.
 
-    Only nesting and strings are looked at: whether the rest is JSON is for the reader of the object to find.
+    Only nesting and strings are looked at, and "<", which begins a marker where it is in no string: whether the rest is
+    JSON is for the reader of the object to find.
     """
 
     def __init__(self) -> None:
@@ -33,6 +39,9 @@ class JsonSpan:
                 if not character.isspace():
                     self.broken = True
                     return place
+            elif character == "<":
+                self.broken = True
+                return place
             elif character == '"':
                 self._in_string = True
             elif character in "{[":
@@ -55,8 +64,9 @@ class JsonSpan:
 
 
 class JsonCall:
-    """A call as it comes. name: empty until it is known. done: the object is complete. broken: it is no call; what came
-    is in `raw`. A call whose name is known never breaks: the arguments are as the model wrote them."""
+    """A call as it comes. name: empty until it is known. done: nothing that follows belongs to it, for the object is
+    complete or cannot go on so. broken: it is no call; what came is in `raw`. A call whose name is known never breaks:
+    the arguments are as the model wrote them."""
 
     def __init__(self) -> None:
         self.name = ""
@@ -65,13 +75,28 @@ class JsonCall:
         self.broken = False
         self._object = JsonSpan()
         self._arguments: JsonSpan | None = None
+        self._tail = ""  # of the object, behind the arguments
+
+    @property
+    def stray(self) -> str:
+        """What came behind the arguments and is no further member of the object."""
+        members = self._tail.rstrip().removesuffix("}").rstrip().removesuffix(",")
+        try:
+            _JSON.decode('{"": 0' + members + "}")
+        except (ValueError, RecursionError):
+            return self._tail
+        return ""
 
     def feed(self, text: str) -> tuple[str, str]:
         """What is new of the arguments, and what follows the object."""
         end = self._object.feed(text)
         own, rest = (text, "") if end is None else (text[:end], text[end:])
         arguments = self._read(own) if self.name else self._read_head(own, whole=end is not None)
-        self.done = end is not None and bool(self.name)
+        if _TAIL.match(self._tail) is None:  # a brace is missing
+            rest, self._tail = self._tail + rest, ""
+            self.done = True
+        else:
+            self.done = end is not None and bool(self.name)
         return arguments, rest
 
     def _read_head(self, text: str, *, whole: bool) -> str:
@@ -89,32 +114,56 @@ class JsonCall:
 
     def _read(self, text: str) -> str:
         """The part of the text that belongs to the arguments."""
-        if self._arguments is None:
-            return ""
-        end = self._arguments.feed(text)
-        if end is not None:
-            self._arguments = None
+        end = 0 if self._arguments is None else self._arguments.feed(text)
+        if end is None:
+            return text
+        self._arguments = None
+        self._tail += text[end:]
         return text[:end]
 
     def _read_whole(self) -> str:
         """An object in another order."""
         try:
-            call = json.loads(self.raw)
+            call = _members(self.raw)
+            if "function" in call and call["function"].startswith("{"):
+                call = _members(call["function"])
         except (ValueError, RecursionError):
             call = {}
-        function = call.get("function")
-        if isinstance(function, dict):
-            call = function
-        name, arguments = call.get("name"), call.get("arguments", call.get("parameters", {}))
-        if not isinstance(name, str) or not name:
+        name, arguments = _decoded(call.get("name", "")), call.get("arguments", call.get("parameters", "{}"))
+        if not name:
             self.broken = True
             return ""
         self.name = name
-        return arguments if isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False)
+        return _decoded(arguments) if arguments.startswith('"') else arguments
 
 
-def _decoded(string: str) -> str:
+def _members(text: str) -> dict[str, str]:
+    """The values of an object, each as it is written: to read and write a number again may change it."""
+    text = text.strip()
+    if not isinstance(_JSON.decode(text), dict):
+        raise ValueError
+    values: dict[str, str] = {}
+    place = _behind_space(text, 1)
+    while text[place] != "}":
+        key, place = _JSON.raw_decode(text, place)
+        begin = _behind_space(text, _behind_space(text, place) + 1)  # a colon between them
+        _, end = _JSON.raw_decode(text, begin)
+        values[key] = text[begin:end]
+        place = _behind_space(text, end)
+        if text[place] == ",":
+            place = _behind_space(text, place + 1)
+    return values
+
+
+def _behind_space(text: str, place: int) -> int:
+    space = _SPACE.match(text, place)
+    return place if space is None else space.end()
+
+
+def _decoded(literal: str) -> str:
+    """The text of a string of JSON; empty if it is none."""
     try:
-        return str(json.loads(string))
+        value = json.loads(literal) if literal.startswith('"') else ""
     except ValueError:
         return ""
+    return str(value)

@@ -27,9 +27,11 @@ def held_back(text: str, marker: str) -> int:
 
 class ToolCallParser:
     """What the formats share. markers: what begins a call anywhere in the text. special: what must be in the text that
-    is parsed, even where it is a special token and the reader is to see none of those."""
+    is parsed, even where it is a special token and the reader is to see none of those. closing: what ends a call, if
+    anything does."""
 
     markers: ClassVar[tuple[str, ...]]
+    closing: ClassVar[str] = ""
     special: ClassVar[tuple[str, ...]]
 
     def __init__(self) -> None:
@@ -49,9 +51,9 @@ class ToolCallParser:
 
     def flush(self) -> Parts:
         """As `OutputParser`. An unfinished call that has no name yet is text."""
-        if self._state == self._in_call and not self._call.name:
-            self._emit(text=self._opened + self._call.raw)
-        if self._state != self._after_call:
+        if self._state == self._in_call:
+            self._emit(text=self._call.stray if self._call.name else self._opened + self._call.raw)
+        if self._state != self._after_call or not self.closing.startswith(self._buffer):
             self._emit(text=self._buffer)
         self._buffer = ""
         return self._take()
@@ -84,6 +86,7 @@ class ToolCallParser:
         if arguments:
             self._emit_arguments(arguments)
         if self._call.done:
+            self._emit(text=self._call.stray)
             self._state = self._after_call
         return self._call.done
 
@@ -133,15 +136,15 @@ class HermesParser(ToolCallParser):
     """`<tool_call>{"name": ..., "arguments": {...}}</tool_call>`, any number of them: Hermes, Qwen 2.5, Qwen 3."""
 
     markers = ("<tool_call>",)
-    special = ("<tool_call>", "</tool_call>")
+    closing = "</tool_call>"
+    special = (*markers, closing)
 
     def _after_call(self) -> bool:
-        closing = "</tool_call>"
         self._skip(_SPACE)
-        if not self._buffer or (closing.startswith(self._buffer) and self._buffer != closing):
+        if not self._buffer or (self.closing.startswith(self._buffer) and self._buffer != self.closing):
             return False
-        if self._buffer.startswith(closing):
-            self._buffer = self._buffer[len(closing) :]
+        if self._buffer.startswith(self.closing):
+            self._buffer = self._buffer[len(self.closing) :]
             return True
         if held_back(self._buffer, self.markers[0]) == len(self._buffer):
             return False

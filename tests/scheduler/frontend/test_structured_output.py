@@ -31,6 +31,7 @@ def nested(depth: int) -> str:
     [
         {"json_schema": '{"type": "object", "properties": {"a": {"type": "integer"}}}'},
         {"json_schema": '{"$ref": "#/$defs/a", "$defs": {"a": {"enum": [1, null, "x"]}}}'},
+        {"json_schema": " true\n"},
         {"json_object": True},
         {"regex": "[a-z]{3}"},
         {"regex": ""},
@@ -56,11 +57,15 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"choice": ("x" * 40000, "y" * 40000)}, "has 80000 bytes, must have at most 65536"),
     ({"regex": "x" * 65537}, "has 65537 bytes, must have at most 65536"),
     ({"regex": "a", "ignore_eos": True}, "ends with EOS, which sampling_params.ignore_eos forbids: give one of them"),
-    ({"regex": "(a"}, "is refused: "),
-    ({"regex": r"(a)\1"}, "is refused: "),
+    ({"regex": "(a"}, "is refused: invalid regex: unclosed group"),
+    ({"regex": "error: \n("}, "is refused: invalid regex: unclosed group"),
+    ({"regex": r"(a)\1"}, "is refused: invalid regex: backreferences are not supported"),
     ({"regex": "(?=a)b"}, "is refused: "),
-    ({"json_schema": "nope"}, "is refused: "),
-    ({"json_schema": "[1]"}, "is refused: "),
+    ({"json_schema": ""}, "is empty, must be a JSON schema"),
+    ({"json_schema": "nope"}, "is refused: the schema must be a JSON object or true"),
+    ({"json_schema": "[1]"}, "is refused: the schema must be a JSON object or true"),
+    ({"json_schema": "false"}, "is refused: the schema must be a JSON object or true"),
+    ({"json_schema": '{"type": "string", "pattern": "("}'}, "is refused: invalid regex: unclosed group"),
     ({"json_schema": '{"type": "object"'}, "is refused: "),
     ({"json_schema": '{"type": "text"}'}, "is refused: Invalid type: text"),
     ({"json_schema": '{"$ref": "#/$defs/none"}'}, "is refused: "),
@@ -70,8 +75,9 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"json_schema": '{"type": "string", "minLength": 5, "maxLength": 2}'}, "is refused: "),
     ({"json_schema": '{"$ref": "#"}'}, "matches no text"),
     ({"json_schema": nested(200)}, "is refused: "),
-    ({"grammar": ""}, "is refused: "),
-    ({"grammar": "start: foo"}, "is refused: "),
+    ({"grammar": ""}, "is empty, must have at least one rule"),
+    ({"grammar": "start: A\nA: /(/"}, "is refused: at 2(4): invalid regex: unclosed group"),
+    ({"grammar": "start: foo"}, 'is refused: at 1(8): unknown name: "foo"'),
     ({"grammar": "start: start"}, "matches no text"),
     ({"grammar": "root ::= ((("}, "is refused: "),
     ({"grammar": f'root ::= {"(" * 5000}"a"{")" * 5000}'}, "is refused: "),
@@ -86,6 +92,7 @@ def test_forms_that_are_refused(sampling: dict[str, Any], description: str) -> N
     (violation,) = checked.violations
     assert violation.field == f"sampling_params.{next(iter(sampling))}"
     assert violation.description.startswith(description)
+    assert "\n" not in violation.description
     assert checked.grammar == ""
 
 

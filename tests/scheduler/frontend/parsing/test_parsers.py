@@ -68,6 +68,34 @@ CASES = [
     ("hermes", '<tool_call>{"name": "f", "arguments": "{\\"x\\": 1}"}</tool_call>', "", [("f", '{"x": 1}')]),
     ("hermes", '<tool_call>{"name": "f"}</tool_call> done', "done", [("f", "{}")]),
     ("hermes", '<tool_call>{"name": "f", "arguments": {"x": 1', "", [("f", '{"x": 1')]),
+    (
+        "hermes",
+        '<tool_call>{"name": "f", "arguments": {"b":1}</tool_call> Hello '
+        '<tool_call>{"name":"g","arguments":{}}</tool_call> bye',
+        "Hello bye",
+        [("f", '{"b":1}'), ("g", "{}")],
+    ),
+    ("hermes", '<tool_call>{"name": "f", "arguments": {"b": 1</tool_call> Hello', "Hello", [("f", '{"b": 1')]),
+    ("hermes", '<tool_call>{"name": "f", "arguments": {"b": "</tool_call>"}} a', "a", [("f", '{"b": "</tool_call>"}')]),
+    ("hermes", '<tool_call>{"name": "f", "arguments": {}, "id": 3</tool_call>a', "a", [("f", "{}")]),
+    ("hermes", '<tool_call>{"name": "f", "arguments": {}, "id": x</tool_call>a', ', "id": xa', [("f", "{}")]),
+    ("hermes", '<tool_call>{"name": "f", "arguments": {}, "id": "3", }</tool_call>a', "a", [("f", "{}")]),
+    ("hermes", '<tool_call>{"name": "f", "arguments": {}, "id": "Hel', ', "id": "Hel', [("f", "{}")]),
+    ("hermes", '<tool_call>{"name": "f", "arguments": {}} <tool', "<tool", [("f", "{}")]),
+    (
+        "hermes",
+        '<tool_call>{"arguments": {"x": 1e400, "x": 1.10 } , "name": "f"}',
+        "",
+        [("f", '{"x": 1e400, "x": 1.10 }')],
+    ),
+    (
+        "hermes",
+        '<tool_call>{"type": "function", "function": {"arguments" : {"x": "\\u00e9"}, "name": "f"}}</tool_call>',
+        "",
+        [("f", '{"x": "\\u00e9"}')],
+    ),
+    ("hermes", f'<tool_call>{{"arguments": [{"1" * 5000}], "name": "f"}}', "", [("f", f"[{'1' * 5000}]")]),
+    ("hermes", '<tool_call>{"arguments": {}, "name": 1}', '<tool_call>{"arguments": {}, "name": 1}', []),
     ("hermes", '<tool_call>{"name": "f', '<tool_call>{"name": "f', []),
     ("hermes", "a <tool_call>no JSON</tool_call> b", "a <tool_call>no JSON</tool_call> b", []),
     ("hermes", '<tool_call>{"answer": 1}</tool_call>', '<tool_call>{"answer": 1}</tool_call>', []),
@@ -79,6 +107,14 @@ CASES = [
         "",
         [("f", "{}"), ("g", '{"y": "z"}')],
     ),
+    ("llama3_json", '{"name": "f", "parameters": {"a": "b"} Hello there', "Hello there", [("f", '{"a": "b"}')]),
+    ("llama3_json", '{"name": "f", "parameters": {}, so} it is', ", so} it is", [("f", "{}")]),
+    (
+        "llama3_json",
+        '{"name": "f", "parameters": {}; {"name": "g", "parameters": {}<|python_tag|>{"name": "h"}',
+        "",
+        [("f", "{}"), ("g", "{}"), ("h", "{}")],
+    ),
     ("llama3_json", '<|python_tag|>{"name": "f", "parameters": {}}', "", [("f", "{}")]),
     ("llama3_json", '{"type": "function", "name": "f", "parameters": {"x": 1}}', "", [("f", '{"x": 1}')]),
     ("llama3_json", ' {"answer": {"name": 1}}', ' {"answer": {"name": 1}}', []),
@@ -89,6 +125,12 @@ CASES = [
         f'[TOOL_CALLS] [{{"name": "f", "arguments": {NEST}}}, {{"name": "g", "arguments": {{}}}}]',
         "",
         [("f", NEST), ("g", "{}")],
+    ),
+    (
+        "mistral",
+        '[TOOL_CALLS] [{"name": "f", "arguments": {}, {"name": "g", "arguments": {}] Hello',
+        "Hello",
+        [("f", "{}"), ("g", "{}")],
     ),
     ("mistral", "[TOOL_CALLS]f[ARGS]" + NEST, "", [("f", NEST)]),
     ("mistral", '[TOOL_CALLS]f{"x": 1}[TOOL_CALLS]g[CALL_ID]123456789[ARGS]{}', "", [("f", '{"x": 1}'), ("g", "{}")]),
@@ -163,6 +205,7 @@ def test_any_text_comes_out_whole_if_it_holds_no_call() -> None:
     dice = random.Random(3)
     markers = ["<tool_call>", "</tool_call>", "[TOOL_CALLS]", "<|python_tag|>"]
     words = [*markers, "{", "}", '"', "name", ":", "[", "]", " ", "é", '{"name": "f", "arguments": {}}']
+    words += [",", "<", '{"name": "f", "arguments": {', '"arguments": {}', '"name": "f"']
     for _ in range(3000):
         text = "".join(dice.choices(words, k=dice.randint(1, 12)))
         for name in ("hermes", "llama3_json", "mistral"):
