@@ -117,6 +117,7 @@ def test_a_killed_worker_is_replaced_and_ctrl_c_drains(model: Path, tmp_path: Pa
         assert gone(children)
 
 
+@pytest.mark.slow
 def test_a_hung_worker_is_killed_and_replaced(model: Path, tmp_path: Path) -> None:
     """Its death alone would tell `octavo serve`; a worker that stands still tells nobody but the scheduler."""
     with serving(model, tmp_path, "--step-timeout=0.5") as serve:
