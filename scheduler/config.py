@@ -37,6 +37,7 @@ class SchedulerConfig:
     step_timeout: float = 10.0
     step_timeout_per_token: float = 0.2
     drain_grace: float = 30.0
+    generation_config: str = "auto"
     tool_call_parser: str = NONE
     reasoning_parser: str = NONE
     record: str | None = None
@@ -54,6 +55,7 @@ class SchedulerConfig:
         self._at_least("max_overtakes", 0)
         self._one_of("scheduling_policy", SCHEDULING_POLICIES)
         self._one_of("preemption_mode", PREEMPTION_MODES)
+        self._one_of("generation_config", GENERATION_CONFIGS)
         self._one_of("tool_call_parser", TOOL_CALL_CHOICES)
         self._one_of("reasoning_parser", REASONING_CHOICES)
         self._one_of("log_level", LOG_LEVELS)
@@ -96,6 +98,7 @@ class SchedulerConfig:
             raise ConfigError(f"{_flag(field)} must be in {interval} seconds, is {value}")
 
 
+GENERATION_CONFIGS = ("auto", "none")
 SCHEDULING_POLICIES = ("priority", "fcfs")
 PREEMPTION_MODES = ("auto", "recompute", "swap")
 LOG_LEVELS = ("debug", "info", "warning", "error")

@@ -8,6 +8,7 @@ from dataclasses import fields
 from typing import Any
 
 from scheduler.config import (
+    GENERATION_CONFIGS,
     LOG_FORMATS,
     LOG_LEVELS,
     PREEMPTION_MODES,
@@ -92,6 +93,12 @@ def parser() -> argparse.ArgumentParser:
     )
     flag("--step-timeout-per-token", "seconds more for each token of the step", type=float, metavar="SECONDS")
     flag("--drain-grace", "seconds that running requests get after SIGTERM", type=float, metavar="SECONDS")
+    flag(
+        "--generation-config",
+        "sampling fields that requests leave open: auto: as the model's generation_config says; none: temperature 1 "
+        "and nothing else, whatever it says",
+        choices=GENERATION_CONFIGS,
+    )
     flag(
         "--tool-call-parser",
         "how tool calls are found in the output of chats with tools, for requests that do not say",

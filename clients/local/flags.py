@@ -45,6 +45,7 @@ SCHEDULER = (
     _flag("--preemption-mode", "MODE", "what becomes of the blocks of a preempted sequence"),
     _flag("--tool-call-parser", "NAME", "how tool calls are found in the output"),
     _flag("--reasoning-parser", "NAME", "how reasoning is found in the output"),
+    _flag("--generation-config", "auto | none", "sampling defaults: the model's, or none"),
     _flag("--record", "FILE", "record the scheduler's inputs, for octavo replay"),
     _flag("--worker-grace", "SECONDS", "how long requests wait for a lost worker"),
     _flag("--step-timeout", "SECONDS", "how long a step may take before its worker counts as hung"),

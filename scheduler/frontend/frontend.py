@@ -41,6 +41,7 @@ from scheduler.frontend.outputs import make_outputs
 from scheduler.frontend.parsing.choice import NO_PARSERS, ParserDefaults, choose_parsers
 from scheduler.frontend.prompts import EncodedPrompt, encode_prompt, prompt_size
 from scheduler.frontend.request import GenerateInput, Prompt
+from scheduler.frontend.sampling_defaults import SamplingDefaults
 from scheduler.frontend.stream import Stream
 from scheduler.frontend.structured_output import GrammarChecker
 from scheduler.frontend.tokenizer import Tokenizer
@@ -65,6 +66,7 @@ class Frontend:
     max_preparing: requests that are being tokenised, or wait to be, before more are refused. sequence_ids: gives the
     sequences their ids, 1 and on by default.
     parsers: how tool calls and reasoning are found in the output of chats that do not say.
+    defaults: of sampling fields that a request leaves open; None: the model's.
     """
 
     def __init__(
@@ -78,6 +80,7 @@ class Frontend:
         max_preparing: int = 4096,
         sequence_ids: Iterator[int] | None = None,
         parsers: ParserDefaults = NO_PARSERS,
+        defaults: SamplingDefaults | None = None,
     ) -> None:
         self.tokenizer = tokenizer
         self.model = model
@@ -87,6 +90,7 @@ class Frontend:
         self._max_preparing = max_preparing
         self._num_preparing = 0
         self._parsers = parsers
+        self._defaults = tokenizer.sampling_defaults if defaults is None else defaults
         # By request id; None while the request is being tokenised.
         self._requests: dict[str, Stream | None] = {}
         # By sequence id: its stream, and its index there.
@@ -241,7 +245,7 @@ class Frontend:
             prompt,
             model=self.model,
             eos_token_ids=self.tokenizer.eos_token_ids,
-            defaults=self.tokenizer.sampling_defaults,
+            defaults=self._defaults,
             has_text=self.tokenizer.has_text,
             encode=partial(self.tokenizer.encode, special_tokens=False) if self.tokenizer.has_text else None,
             grammar=grammar,

@@ -12,6 +12,7 @@ from scheduler.config import SchedulerConfig
 from scheduler.frontend.frontend import Frontend
 from scheduler.frontend.model_info import ModelInfo
 from scheduler.frontend.parsing.choice import ParserDefaults
+from scheduler.frontend.sampling_defaults import SamplingDefaults
 from scheduler.frontend.service import GenerationServicer
 from scheduler.frontend.tokenizer import Tokenizer
 from scheduler.frontend.tokenizer_service import TokenizerServicer
@@ -40,6 +41,7 @@ def make_frontend(
         why_unavailable=why_unavailable,
         max_preparing=config.max_num_waiting,
         sequence_ids=sequence_ids,
+        defaults=SamplingDefaults() if config.generation_config == "none" else None,
         parsers=ParserDefaults(tool_call=config.tool_call_parser, reasoning=config.reasoning_parser),
     )
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import json
 import shutil
@@ -13,13 +14,17 @@ import pytest
 import tokenizers
 from tokenizers import processors
 
+from scheduler.config import SchedulerConfig
 from scheduler.frontend.chat import render_chat
 from scheduler.frontend.errors import ModelNotFoundError, UnsupportedModelError
-from scheduler.frontend.request import ChatMessage, ChatPrompt, ToolCall
+from scheduler.frontend.model_info import ModelInfo
+from scheduler.frontend.request import ChatMessage, ChatPrompt, GenerateInput, SamplingInput, TextPrompt, ToolCall
 from scheduler.frontend.sampling_defaults import SamplingDefaults
+from scheduler.frontend.server import make_frontend
 from scheduler.frontend.tokenizer import Tokenizer, load_tokenizer
 from tests.oracle.tokenizer import BOS, END_OF_TURN, EOS, SPECIAL_TOKENS, byte_ids
 from tests.scheduler.frontend.conftest import SMOLLM2
+from tests.scheduler.frontend.engine_script import EngineScript
 
 
 @pytest.fixture
@@ -186,6 +191,24 @@ def test_where_eos_ids_come_from(
 def test_sampling_defaults(generation: dict[str, object], expected: SamplingDefaults, directory: Path) -> None:
     update_json(directory / "generation_config.json", **generation)
     assert load_tokenizer(str(directory)).sampling_defaults == expected
+
+
+@pytest.mark.parametrize(("flag", "temperature", "top_k"), [("auto", 0.6, 20), ("none", 1.0, 0)])
+def test_the_server_may_leave_the_models_defaults_aside(
+    flag: str, temperature: float, top_k: int, directory: Path, model: ModelInfo
+) -> None:
+    update_json(directory / "generation_config.json", temperature=0.6, top_k=20)
+    config = SchedulerConfig(model=str(directory), generation_config=flag)
+    engine = EngineScript()
+    frontend = make_frontend(config, model, load_tokenizer(str(directory)), engine.send, why_unavailable=str)
+
+    async def ask() -> None:
+        async with frontend.open(GenerateInput(request_id="r", prompt=TextPrompt(text="a"), sampling=SamplingInput())):
+            pass
+
+    asyncio.run(ask())
+    sampling = engine.added[0].sampling
+    assert (sampling.temperature, sampling.top_k) == (temperature, top_k)
 
 
 def test_a_default_out_of_range_is_named(directory: Path) -> None:
