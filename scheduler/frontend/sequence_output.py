@@ -34,6 +34,11 @@ class Delta:
     reasoning: str = ""
     tool_calls: tuple[ToolCallPart, ...] = ()
 
+    @property
+    def says_something(self) -> bool:
+        """Whether there is anything in it."""
+        return bool(self.text or self.token_ids or self.end or self.reasoning or self.tool_calls)
+
 
 class SequenceOutput:
     """Gathers tokens as they come and gives them as one delta. What waits is bounded by max_tokens.
@@ -44,6 +49,7 @@ class SequenceOutput:
     """
 
     __slots__ = (
+        "_broken_off",
         "_detokenizer",
         "_echo",
         "_end_taken",
@@ -79,11 +85,12 @@ class SequenceOutput:
         self._token_ids: list[int] = []
         self._logprobs: list[TokenLogprob] = []
         self._end_taken = False
+        self._broken_off = False
 
     @property
     def has_news(self) -> bool:
         """Whether a delta would say anything."""
-        return bool(self._token_ids) or (self.end is not None and not self._end_taken)
+        return bool(self._token_ids) or self._broken_off or (self.end is not None and not self._end_taken)
 
     @property
     def num_unread(self) -> int:
@@ -106,15 +113,21 @@ class SequenceOutput:
         """Ends the sequence."""
         self.end = end
 
+    def break_off(self) -> None:
+        """No end comes, for the request fails: what is held back is text all the same."""
+        self._broken_off = self.end is None and self.num_tokens > 0
+
     def take(self, max_tokens: int) -> Delta:
         """What has come since the last one, the oldest max_tokens of it; the end comes with the last of them."""
         token_ids, self._token_ids = self._token_ids[:max_tokens], self._token_ids[max_tokens:]
         logprobs, self._logprobs = self._logprobs[:max_tokens], self._logprobs[max_tokens:]
         end = None if self._token_ids else self.end
-        text = self._take_text(token_ids, end)
+        last = end is not None or (self._broken_off and not self._token_ids)
+        text = self._take_text(token_ids, end, last)
         self._end_taken = end is not None
+        self._broken_off = self._broken_off and not last
         if self._parser is not None:
-            return self._parsed(self._parser, text, tuple(token_ids), tuple(logprobs), end)
+            return self._parsed(self._parser, text, tuple(token_ids), tuple(logprobs), end, last)
         if self._echo:
             text, self._echo = self._echo + text, ""
         return Delta(text, tuple(token_ids), self.index, tuple(logprobs), end, self.stop_string if end else None)
@@ -126,9 +139,10 @@ class SequenceOutput:
         token_ids: tuple[int, ...],
         logprobs: tuple[TokenLogprob, ...],
         end: End | None,
+        last: bool,
     ) -> Delta:
         parts = parser.feed(text)
-        if end is not None:
+        if last:
             parts += parser.flush()
         echo, self._echo = self._echo, ""
         return Delta(
@@ -142,11 +156,11 @@ class SequenceOutput:
             tool_calls=parts.tool_calls,
         )
 
-    def _take_text(self, token_ids: list[int], end: End | None) -> str:
+    def _take_text(self, token_ids: list[int], end: End | None, last: bool) -> str:
         """The text of the ids; the id that ended the sequence is among the ids, not in the text."""
-        if end is None:
+        if not last:
             return self._detokenizer.feed(token_ids)
-        stopped = end.stop_token_id is not None
+        stopped = end is not None and end.stop_token_id is not None
         return self._detokenizer.feed(token_ids[:-1] if stopped else token_ids) + self._detokenizer.flush()
 
 
@@ -187,6 +201,11 @@ class WatchedOutput(SequenceOutput):
         if not self._scan(self._detokenizer.flush()):
             self._text += self._scanner.flush()
 
+    def break_off(self) -> None:
+        super().break_off()
+        if self._broken_off:
+            self._text += self._scanner.feed(self._detokenizer.flush(), counts=False) + self._scanner.flush()
+
     def _scan(self, text: str) -> bool:
         self._text += self._scanner.feed(text, counts=self.num_tokens > self._min_tokens)
         if self._scanner.matched is None:
@@ -195,6 +214,6 @@ class WatchedOutput(SequenceOutput):
         self.end = End(sequence_id=self.spec.sequence_id, reason=EndReason.STOP, num_output_tokens=self.num_tokens)
         return True
 
-    def _take_text(self, token_ids: list[int], end: End | None) -> str:
+    def _take_text(self, token_ids: list[int], end: End | None, last: bool) -> str:
         text, self._text = self._text, ""
         return text

@@ -168,6 +168,8 @@ class Stream:
         """Ends the request; of several errors the first counts."""
         if self._error is None:
             self._error = error
+            for output in self._outputs:
+                output.break_off()
         self._wake()
 
     def __aiter__(self) -> Stream:
@@ -182,7 +184,10 @@ class Stream:
             scores = self._take_scores()
             if self._prompt_logprobs:
                 return Piece(deltas=(), prompt_logprobs=scores)
-            if deltas := tuple(output.take(self._max_delta) for output in self._outputs if output.has_news):
+            deltas = tuple(output.take(self._max_delta) for output in self._outputs if output.has_news)
+            if self._error is not None:  # most outputs that break off hold nothing back
+                deltas = tuple(delta for delta in deltas if delta.says_something)
+            if deltas:
                 self._exhausted = not self._num_open and not any(output.has_news for output in self._outputs)
                 echoed_ids, self._echoed_ids = self._echoed_ids, ()
                 return Piece(deltas, self._usage() if self._exhausted else None, echoed_ids, scores)

@@ -134,8 +134,9 @@ def test_masks_come_before_bias_and_go_with_other_rules(server: Cluster) -> None
     assert completion.stop_token_id == EOS
 
 
-def test_a_form_that_the_other_rules_forbid_ends_with_the_text_so_far(server: Cluster) -> None:
-    stream = server.generate(PROMPT, regex="abcd", allowed_token_ids=[97, 98, 100, EOS], **DRAWN)
+@pytest.mark.parametrize("stop", [[], ["bcd"]], ids=["plain", "held back"])
+def test_a_form_that_the_other_rules_forbid_ends_with_the_text_so_far(server: Cluster, stop: list[str]) -> None:
+    stream = server.generate(PROMPT, regex="abcd", allowed_token_ids=[97, 98, 100, EOS], stop=stop, **DRAWN)
     seen: list[Delta] = []
     with pytest.raises(OctavoError, match="leave no token to go on with"):
         seen.extend(stream)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from scheduler.core.result import End, EndReason
 from scheduler.core.sequence import SequenceSpec
-from scheduler.frontend.sequence_output import Delta, WatchedOutput
+from scheduler.frontend.sequence_output import Delta, SequenceOutput, WatchedOutput
 from scheduler.frontend.stop_strings import StopScanner, StopStrings
 from scheduler.frontend.tokenizer import Tokenizer
 
@@ -61,4 +61,38 @@ def test_what_a_slow_reader_gets_in_pieces_ends_with_the_last(byte_tokenizer: To
     assert [piece.token_ids for piece in pieces] == [tuple(b"abc"), tuple(b"d")]
     assert "".join(piece.text for piece in pieces) == "abc"
     assert [(piece.end is not None, piece.stop_string) for piece in pieces] == [(False, None), (True, "d")]
+    assert not output.has_news
+
+
+def test_what_is_held_back_comes_when_the_request_fails(byte_tokenizer: Tokenizer) -> None:
+    output = watched(byte_tokenizer, "cdx")
+    for token_id in b"abcd":
+        output.push_token(token_id)
+    assert output.take(99).text == "ab"
+    output.break_off()
+    assert output.has_news
+    assert output.take(99) == Delta(text="cd", token_ids=())
+    assert not output.has_news
+
+
+def test_an_incomplete_character_is_marked_when_the_request_fails(byte_tokenizer: Tokenizer) -> None:
+    spec = SequenceSpec(sequence_id=1, prompt=(1,), max_tokens=99)
+    output = SequenceOutput(index=0, spec=spec, detokenizer=byte_tokenizer.detokenizer())
+    for token_id in b"ab\xf0\x9f":
+        output.push_token(token_id)
+    output.break_off()
+    assert [output.take(2).text, output.take(2).text, output.has_news] == ["ab", "\ufffd", False]
+
+
+def test_a_sequence_that_has_ended_does_not_break_off(byte_tokenizer: Tokenizer) -> None:
+    output = watched(byte_tokenizer, "b")
+    assert pushed(output, b"ab") == (2, Delta(text="a", token_ids=(*b"ab",), end=output.end, stop_string="b"))
+    output.break_off()
+    assert not output.has_news
+
+
+def test_what_has_not_begun_does_not_break_off(byte_tokenizer: Tokenizer) -> None:
+    """Else the caller of a refused request would get the echo of its prompt first."""
+    output = watched(byte_tokenizer, "b")
+    output.break_off()
     assert not output.has_news
