@@ -9,7 +9,7 @@ import grpc
 from google.protobuf.message import DecodeError
 
 from scheduler.frontend.errors import MalformedRequestError, status_of
-from scheduler.frontend.service import abort, to_rpc_status
+from scheduler.frontend.statuses import abort, to_rpc_status
 
 _Context: TypeAlias = grpc.aio.ServicerContext[Any, Any]
 _Handler: TypeAlias = "grpc.RpcMethodHandler[Any, Any]"

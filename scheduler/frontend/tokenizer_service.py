@@ -11,9 +11,9 @@ from scheduler.frontend.errors import InvalidRequestError, Violation
 from scheduler.frontend.frontend import Frontend
 from scheduler.frontend.prompts import EncodedPrompt
 from scheduler.frontend.request import ChatPrompt
-from scheduler.frontend.service import to_prompt
+from scheduler.frontend.statuses import with_status
 from scheduler.frontend.validation import check_token_ids
-from scheduler.frontend.with_status import with_status
+from scheduler.frontend.wire import to_prompt
 
 _Context: TypeAlias = grpc.aio.ServicerContext[Any, Any]
 

@@ -17,10 +17,10 @@ from scheduler.frontend.admin import wire
 from scheduler.frontend.admin.paging import limit, page
 from scheduler.frontend.errors import InvalidRequestError, Violation
 from scheduler.frontend.frontend import Frontend
-from scheduler.frontend.service import to_prompt
 from scheduler.frontend.stats import Stats
+from scheduler.frontend.statuses import with_status
 from scheduler.frontend.validation import check_prompt
-from scheduler.frontend.with_status import with_status
+from scheduler.frontend.wire import to_prompt
 from scheduler.inspector import Inspector, SequenceView
 from scheduler.step_feed import StepFeed
 
