@@ -59,6 +59,11 @@ class Places:
     def note(self, sequence: LiveSequence, kind: DecisionKind, **numbers: int) -> None:
         sequence.history.record(self.next_step_id, kind, **numbers)
 
+    @property
+    def watermark(self) -> int:
+        """Blocks that an admission must leave; none if nothing runs, because then nothing else can free any."""
+        return self.config.watermark if self.running else 0
+
     def num_siblings(self, sequence: LiveSequence) -> int:
         """Sequences that must be admitted together with this one."""
         return len(sequence.group.waiting) - 1 if sequence.group is not None and sequence.group.waiting else 0

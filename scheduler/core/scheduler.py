@@ -34,7 +34,8 @@ from scheduler.core.live import LiveSequence, Queue
 from scheduler.core.places import Places
 from scheduler.core.plan import IDLE, WAITING, Idle, StepPlan, Waiting
 from scheduler.core.plan_builder import PlanBuilder, PlanInFlight
-from scheduler.core.preemption_policy import VICTIM_WINDOW, Candidate, PreemptionPolicy, Rates
+from scheduler.core.preemption import Preemption
+from scheduler.core.preemption_policy import Rates
 from scheduler.core.result import End, EndReason, StepOutput, StepResult
 from scheduler.core.sequence import SequenceSpec
 from scheduler.core.settle import Settlement, check_result
@@ -52,9 +53,7 @@ class Scheduler:
         self.counters = Counters()
         self.epoch = 0
         self._at = Places(config, self.counters)
-        self._policy = PreemptionPolicy(
-            config.preemption_mode, block_size=config.block_size, bytes_per_block=config.bytes_per_block
-        )
+        self._preemption = Preemption(config, self._at)
         self._deadlines = Deadlines()
         self._num_arrivals = 0
         self._num_dropped = 0
@@ -191,7 +190,9 @@ class Scheduler:
 
     def set_rates(self, *, prefill_tokens_per_s: int, copy_bytes_per_s: int) -> None:
         """Tells the preemption policy what was measured. Both at least 1."""
-        self._policy.rates = Rates(prefill_tokens_per_s=prefill_tokens_per_s, copy_bytes_per_s=copy_bytes_per_s)
+        self._preemption.policy.rates = Rates(
+            prefill_tokens_per_s=prefill_tokens_per_s, copy_bytes_per_s=copy_bytes_per_s
+        )
 
     def schedule(self) -> StepPlan | Waiting | Idle:
         """Plans the next step. Waiting: a result must come first. Idle: nothing to run and none to wait for."""
@@ -200,7 +201,7 @@ class Scheduler:
         plan = PlanBuilder(self._at.next_step_id, self.config.max_num_batched_tokens)
         preempted = self._extend_tables(plan)
         if not preempted and not self._at.suspects:
-            self._make_room_for_urgent(plan)
+            self._preemption.make_room_for_urgent(plan)
         self._compute_running(plan)
         if self._at.suspects:
             self._try_suspect(plan)
@@ -286,39 +287,13 @@ class Scheduler:
                 wanted = len(sequence.token_ids) + sequence.num_in_flight_tokens
             first_index = len(sequence.blocks)
             while (grown := self._at.blocks.append(sequence, wanted)) is None and sequence.queue is Queue.RUNNING:
-                self._preempt_for(sequence)
+                self._preemption.preempt_for(sequence)
                 preempted = True
             if grown is not None:
                 plan.append_blocks(sequence.row, first_index, grown)
                 if sequence.decoding is not None:
                     self._at.decoding.set_date(sequence, self.config.block_size)
         return preempted
-
-    def _make_room_for_urgent(self, plan: PlanBuilder) -> None:
-        """Step 1, continued: the head of the waiting queue takes the rows and blocks of running sequences of lower
-        priority, the last of them first, if that lets it into this very plan."""
-        if not self._at.waiting or not self._at.running or self._at.waiting[0].key[0] >= self._at.running[-1].key[0]:
-            return
-        head = self._at.waiting[0]
-        if head.num_in_flight_plans:
-            return
-        victims = [sequence for sequence in self._at.running if sequence.key[0] > head.key[0]]
-        num_spared = len(self._at.running) - len(victims)
-        chunks = sum(sequence.num_uncomputed for sequence in self._at.catching_up if sequence.key[0] <= head.key[0])
-        if num_spared + chunks >= self.config.max_num_batched_tokens:
-            return
-        num_more = self._at.num_siblings(head)
-        watermark = self.config.watermark if num_spared else 0
-        lacks_rows = len(self._at.free_rows) + len(victims) <= num_more
-        if lacks_rows or self._at.blocks.shortage(head, watermark, num_more, victims) > 0:
-            return
-        while victims and (
-            len(self._at.free_rows) <= num_more or self._at.blocks.shortage(head, self._watermark, num_more) > 0
-        ):
-            victim = victims.pop()
-            if victim.queue is Queue.RUNNING:  # not parted from a group by an earlier one
-                plan.drop_blocks(victim.row)
-                self._at.preempt(victim, swap=self._policy.choose([self._candidate(victim)], self._at.host.num_free)[1])
 
     def _compute_running(self, plan: PlanBuilder) -> None:
         """Step 1, continued: every decode gets its token and every fork its first, then prompts get chunks of what is
@@ -340,7 +315,7 @@ class Scheduler:
                 return
             if sequence.num_in_flight_plans:
                 return
-            allocation = self._at.blocks.admit(sequence, self._watermark)
+            allocation = self._at.blocks.admit(sequence, self._at.watermark)
             if allocation is None:
                 return
             found = allocation.num_cached_tokens // self.config.block_size
@@ -441,7 +416,7 @@ class Scheduler:
     def _admit(self, plan: PlanBuilder, sequence: LiveSequence) -> bool:
         """Admits a waiting sequence, its siblings with it; False if there are not enough blocks."""
         num_siblings = self._at.num_siblings(sequence)
-        allocation = self._at.blocks.admit(sequence, self._watermark, num_siblings)
+        allocation = self._at.blocks.admit(sequence, self._at.watermark, num_siblings)
         if allocation is None:
             return False
         if self.config.enable_prefix_caching:
@@ -475,36 +450,7 @@ class Scheduler:
             self._compute(plan, child, 1)
         self._at.copied.append(group)  # the copy comes after swap-ins, so none of this plan may write to its source
 
-    # -- changes of queue --------------------------------------------------------------------------------------------
-
-    def _preempt_for(self, sequence: LiveSequence) -> None:
-        """Preempts one of the last in order of service, none that comes before `sequence`."""
-        candidates: list[Candidate] = []
-        for other in reversed(self._at.running):
-            if (
-                other.key < sequence.key
-                or other.key[0] < self._at.running[-1].key[0]
-                or len(candidates) == VICTIM_WINDOW
-            ):
-                break
-            candidates.append(self._candidate(other))
-        candidates.reverse()
-        victim, swap = self._policy.choose(candidates, self._at.host.num_free)
-        self._at.preempt(victim.sequence, swap=swap)
-
-    def _candidate(self, sequence: LiveSequence) -> Candidate:
-        return Candidate(sequence, sequence.progress[0], self._num_freed(sequence))
-
-    def _num_freed(self, sequence: LiveSequence) -> int:
-        """Blocks that become available if this one loses its own."""
-        return sum(self._at.blocks.pool.references(block) == 1 for block in sequence.blocks)
-
     # -- views -------------------------------------------------------------------------------------------------------
-
-    @property
-    def _watermark(self) -> int:
-        """Blocks that an admission must leave; none if nothing runs, because then nothing else can free any."""
-        return self.config.watermark if self._at.running else 0
 
     @property
     def waiting(self) -> Iterator[LiveSequence]:
