@@ -52,6 +52,12 @@ def core_config(config: SchedulerConfig, capacity: wire.WorkerCapacity) -> CoreC
     )
 
 
+def check_recording(config: SchedulerConfig) -> None:
+    """Raises ConfigError if the file to record to is there: at the start, not when the first worker has come."""
+    if config.record is not None and Path(config.record).exists():
+        raise ConfigError(f"--record must name a new file, {config.record} is there: recordings are not overwritten")
+
+
 class CoreFactory:
     """Makes the core of each worker, recorded if --record says so; leaving the block closes the recordings.
 

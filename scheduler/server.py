@@ -19,7 +19,15 @@ from grpc_reflection.v1alpha import reflection
 
 from octavo.serving.v1 import admin_pb2, admin_pb2_grpc
 from scheduler import wire
-from scheduler.assembly import CoreFactory, engine_config, inspected_workers, model_info, read_figures, read_stats
+from scheduler.assembly import (
+    CoreFactory,
+    check_recording,
+    engine_config,
+    inspected_workers,
+    model_info,
+    read_figures,
+    read_stats,
+)
 from scheduler.channel import SERVER_OPTIONS
 from scheduler.config import SchedulerConfig
 from scheduler.engine import Engine
@@ -66,6 +74,7 @@ async def serve(config: SchedulerConfig, tokenizer: Tokenizer) -> int:
     the worker and the flags do not go together, and whatever ends the engine.
     """
     check_free(config.host, config.port)
+    check_recording(config)
     server = grpc.aio.server(options=SERVER_OPTIONS, interceptors=(MalformedRequestInterceptor(),))
     cleanup = contextlib.ExitStack()
     port, hub = _bind_public(config, server, cleanup)

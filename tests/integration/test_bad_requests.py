@@ -109,3 +109,16 @@ def test_a_model_that_is_not_there_ends_the_service_with_one_clear_line(
     log = process.log_text()
     assert str(path) in log.strip().splitlines()[-1]
     assert "Traceback" not in log
+
+
+def test_a_recording_that_is_there_already_is_refused_at_once(uniform_model: Path, tmp_path: Path) -> None:
+    """Nobody answers at the worker's address: the scheduler must not wait for it to say so."""
+    recording = tmp_path / "recording"
+    recording.write_bytes(b"of another day")
+    process = scheduler_process(uniform_model, tmp_path, "127.0.0.1:9", args=["--record", str(recording)])
+    try:
+        assert process.start().wait() == 2
+    finally:
+        process.kill()
+    assert f"--record must name a new file, {recording} is there" in process.log_text()
+    assert recording.read_bytes() == b"of another day"
