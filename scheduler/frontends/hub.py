@@ -223,6 +223,7 @@ class Hub:
         self._retired.add(member.metrics)
         for sequence_id, request_id in member.owned.items():
             self._requests.pop(request_id, None)
+            self._retired.finished[EndReason.ABORT.value] += 1
             self._send(Cancel(sequence_id=sequence_id))
 
     def _take(self, member: _Member, message: object) -> None:
