@@ -7,8 +7,11 @@ belongs to the thread that started it.
 from __future__ import annotations
 
 import asyncio
+import os
 import queue
+import sys
 import threading
+import traceback
 from collections.abc import Callable
 from typing import TypeVar
 
@@ -16,7 +19,7 @@ T = TypeVar("T")
 
 
 class Executor:
-    """A thread and its queue. A job must not raise."""
+    """A thread and its queue. A job must not raise: without its thread a worker would hang, so the process ends."""
 
     def __init__(self) -> None:
         self._jobs: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
@@ -51,8 +54,14 @@ class Executor:
         return not self._thread.is_alive()
 
     def _run(self) -> None:
-        while (job := self._jobs.get()) is not None:
-            job()
+        try:
+            while (job := self._jobs.get()) is not None:
+                job()
+        except BaseException:
+            try:
+                traceback.print_exc(file=sys.stderr)
+            finally:
+                os._exit(1)
 
 
 def _settle(future: asyncio.Future[T], settle: Callable[[], None]) -> None:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 import signal
 import time
+from typing import Final, NoReturn
 
 import structlog
 
@@ -13,6 +15,8 @@ from worker.assembly import load_worker
 from worker.config import WorkerConfig
 from worker.metrics import StepCollector, serve_metrics
 from worker.server import WorkerServer
+
+_OUT_OF_MEMORY: Final = 1
 
 log = structlog.get_logger()
 
@@ -27,7 +31,7 @@ async def run_worker(config: WorkerConfig) -> bool:
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stopping.set)
-    server = WorkerServer()
+    server = WorkerServer(_die_for_want_of_memory)
     cleanup = contextlib.ExitStack()
     try:
         port = await server.listen(config.host, config.port)
@@ -47,3 +51,12 @@ async def run_worker(config: WorkerConfig) -> bool:
         cleanup.close()
     log.info("stopped")
     return finished
+
+
+def _die_for_want_of_memory() -> NoReturn:
+    """At once: an orderly stop takes memory, too. Nothing is lost, because the scheduler has all that it needs to go on
+    with the worker that takes this one's place."""
+    try:
+        log.critical("out of memory", exit_code=_OUT_OF_MEMORY)
+    finally:
+        os._exit(_OUT_OF_MEMORY)

@@ -6,6 +6,7 @@ for the service by name.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import grpc
@@ -44,11 +45,14 @@ _STOP_GRACE_S = 2.0
 
 
 class WorkerServer:
-    """A server that listens at once and serves when it is given a loaded worker. Owns the executor thread."""
+    """A server that listens at once and serves when it is given a loaded worker. Owns the executor thread.
 
-    def __init__(self) -> None:
+    on_out_of_memory: as in `WorkerService`.
+    """
+
+    def __init__(self, on_out_of_memory: Callable[[], None]) -> None:
         self.executor = Executor()
-        self._service = WorkerService(self.executor)
+        self._service = WorkerService(self.executor, on_out_of_memory)
         self._health = health.aio.HealthServicer()
         self._server = grpc.aio.server(options=_OPTIONS)
         worker_pb2_grpc.add_WorkerServiceServicer_to_server(self._service, self._server)

@@ -7,7 +7,7 @@ plans in a task of its own, so that plan k+1 is queued while plan k runs, and wr
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 
 import grpc
 import structlog
@@ -46,10 +46,15 @@ _STATUS = {
 
 
 class WorkerService(pb_grpc.WorkerServiceServicer):
-    """Serves one runner, once `serve` was called; before that every call is UNAVAILABLE."""
+    """Serves one runner, once `serve` was called; before that every call is UNAVAILABLE.
 
-    def __init__(self, executor: Executor) -> None:
+    on_out_of_memory: called when memory ran out outside a step, or is gone that a session had before. A step that lacks
+    memory fails by itself; here nobody knows what is left undone, and only a new process has the memory again.
+    """
+
+    def __init__(self, executor: Executor, on_out_of_memory: Callable[[], None]) -> None:
         self._executor = executor
+        self._on_out_of_memory = on_out_of_memory
         self.counters = StepCounters()
         self._loaded: tuple[Runner, Capacity] | None = None
         self._live: Session | None = None
@@ -84,6 +89,13 @@ class WorkerService(pb_grpc.WorkerServiceServicer):
     ) -> None:
         """See the protocol."""
         try:
+            await self._execute(request_iterator, context)
+        except MemoryError:
+            self._on_out_of_memory()
+            raise
+
+    async def _execute(self, request_iterator: AsyncIterator[pb.ExecuteRequest], context: _Context) -> None:
+        try:
             session = await self._open(request_iterator)
         except (OpenError, IncompatibleError, ShutdownError) as error:
             await self._abort(context, error)
@@ -95,16 +107,21 @@ class WorkerService(pb_grpc.WorkerServiceServicer):
             await self._executor.call(lambda: None)
             await context.write(wire.write_opened(session.epoch))
             while (outcome := await session.next_outcome()) is not None:
+                if isinstance(outcome, MemoryError):
+                    raise outcome
                 if isinstance(outcome, Exception):
                     end = outcome
                     break
                 await context.write(wire.write_result(outcome))
+        except MemoryError as error:
+            end = error
+            raise
         finally:
             session.end(None)
             reader.cancel()
             if self._live is session:
                 self._live = None
-            log.info("stream ended", epoch=session.epoch, reason=str(end) if end else "the scheduler left")
+            log.info("stream ended", epoch=session.epoch, reason=_reason(end))
         if end is not None:
             await self._abort(context, end)
 
@@ -125,6 +142,8 @@ class WorkerService(pb_grpc.WorkerServiceServicer):
         try:
             session = Session(opening, limits, runner, self._executor, self.counters)
         except MemoryError as error:
+            if self.counters.sessions:
+                raise
             rows = f"{limits.num_rows} rows of {limits.max_model_len} tokens"
             raise OpenError(f"open.num_rows and open.max_model_len ask for {rows}: no memory for these") from error
         if self._live is not None:
@@ -137,6 +156,10 @@ class WorkerService(pb_grpc.WorkerServiceServicer):
         await context.abort(_STATUS[type(error)], str(error))
 
 
+def _reason(end: Exception | None) -> str:
+    return "the scheduler left" if end is None else str(end) or type(end).__name__
+
+
 async def _read_plans(requests: AsyncIterator[pb.ExecuteRequest], session: Session) -> None:
     """Queues plans until the scheduler sends no more. A message that is no plan, or a broken one, ends the session."""
     try:
@@ -145,6 +168,8 @@ async def _read_plans(requests: AsyncIterator[pb.ExecuteRequest], session: Sessi
                 raise PlanError("kind", message.WhichOneof("kind") or "nothing", "after open there are only plans")
             session.submit(wire.read_plan(message.plan, session.limits))
     except PlanError as error:
+        session.end(error)
+    except MemoryError as error:
         session.end(error)
     except Exception as error:  # a reader that dies silently would leave the stream hanging
         log.exception("reading plans failed", epoch=session.epoch)

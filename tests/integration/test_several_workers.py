@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import threading
 from collections.abc import Iterator
 from itertools import islice
 from pathlib import Path
@@ -20,6 +19,7 @@ from tests.integration.checksums import assert_closed_form
 from tests.integration.deadly_worker import FAILS, KILLS
 from tests.integration.harness import EXACT, Cluster, cluster, collect, scheduler_process, worker_process
 from tests.integration.processes import ServiceProcess, wait_until
+from tests.integration.restarts import restarting
 from tests.oracle.tokenizer import byte_ids
 from tests.oracle.uniform import UniformOracle
 
@@ -155,8 +155,7 @@ def test_a_killer_costs_three_deaths_and_its_neighbours_nothing(uniform_model: P
         neighbours = [submit(server, index) for index in range(4)]
         heads = [list(islice(stream, 2)) for stream in neighbours]
         killer = server.generate(token_ids=[5, KILLS, 7], max_tokens=20, ignore_eos=True)
-        deaths: list[ServiceProcess] = []
-        with watched(server, deaths):
+        with restarting(server.workers) as deaths:
             with pytest.raises(InternalError, match="workers died while the request was computed"):
                 collect(killer)
             assert all(len(completion.token_ids) == OUTPUT for completion in finish(heads, neighbours))
@@ -173,27 +172,6 @@ def test_a_killer_costs_three_deaths_and_its_neighbours_nothing(uniform_model: P
         assert all(len(completion.token_ids) == OUTPUT for completion in finish(heads, neighbours))
         assert [worker.process.pid for worker in server.workers] == alive
         server.wait_empty()
-
-
-@contextlib.contextmanager
-def watched(server: Cluster, deaths: list[ServiceProcess]) -> Iterator[None]:
-    """Starts workers again that die, and notes them."""
-    over = threading.Event()
-
-    def watch() -> None:
-        while not over.wait(0.05):
-            for worker in server.workers:
-                if not worker.running():
-                    deaths.append(worker)
-                    worker.start()
-
-    thread = threading.Thread(target=watch)
-    thread.start()
-    try:
-        yield
-    finally:
-        over.set()
-        thread.join()
 
 
 def test_workers_join_and_leave_with_their_name(uniform: UniformOracle, uniform_model: Path, tmp_path: Path) -> None:

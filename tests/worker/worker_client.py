@@ -9,6 +9,7 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 
 import grpc
+import pytest
 
 from octavo.worker.v1alpha1 import worker_pb2 as pb
 from octavo.worker.v1alpha1 import worker_pb2_grpc as pb_grpc
@@ -108,7 +109,7 @@ async def serving(model: Path, logits_width: int | None = None) -> AsyncIterator
 
     logits_width: what it claims in place of the truth.
     """
-    server = WorkerServer()
+    server = WorkerServer(lambda: pytest.fail("memory ran out"))
     try:
         port = await server.listen("127.0.0.1", 0)
         config = WorkerConfig(
