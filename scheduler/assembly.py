@@ -150,13 +150,15 @@ def inspected_workers(engine: Engine) -> list[InspectedWorker]:
 def read_stats(engine: Engine) -> stats.Stats:
     """The figures of GetStats as of now."""
     workers = tuple(_worker_stats(lane) for lane in engine.fleet)
+    # A worker that is away has no blocks; nor has one that is known by two names any twice, as only one has a session.
+    there = [worker for worker in workers if worker.connected]
     return stats.Stats(
         queues=stats.total(stats.QueueStats, [worker.queues for worker in workers]),
         blocks=replace(
-            stats.total(stats.BlockStats, [worker.blocks for worker in workers]),
+            stats.total(stats.BlockStats, [worker.blocks for worker in there]),
             block_size=workers[0].blocks.block_size if workers else 0,
         ),
-        host_blocks=stats.total(stats.HostBlockStats, [worker.host_blocks for worker in workers]),
+        host_blocks=stats.total(stats.HostBlockStats, [worker.host_blocks for worker in there]),
         counters=stats.total(stats.CounterStats, [stats.CounterStats(**asdict(one)) for one in engine.fleet.counters]),
         workers=workers,
     )

@@ -1,7 +1,7 @@
 """`python -m worker`: reads flags, loads the model, serves until SIGTERM or SIGINT.
 
-Exit codes: 0 stopped by a signal, 1 the worker cannot run here (port, memory, a broken model) or memory ran out while it
-ran, 2 it was asked for what does not exist (flags, an unknown model).
+Exit codes: 0 stopped by a signal, 1 the worker cannot run here (port, memory, a broken model) or ran out of memory,
+2 it was asked for what does not exist (flags, an unknown model).
 """
 
 from __future__ import annotations

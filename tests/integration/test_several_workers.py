@@ -122,11 +122,12 @@ def test_both_workers_lost_and_one_back_is_enough(pair: Cluster, undisturbed: li
     for worker in pair.workers:
         worker.kill()
     wait_until(lambda: health(pair, "") == "NOT_SERVING", "no worker is left")
+    pair.wait_for(lambda stats: stats.blocks.total == 0, "blocks of workers that are away are not counted")
     pair.workers[1].start()
     completions = finish(heads, streams)
     assert [completion.token_ids for completion in completions] == undisturbed[:4]
     pair.workers[0].start()
-    pair.wait_connected()
+    assert pair.wait_connected().blocks.total == 2 * int(POOL[1])
     pair.wait_empty()
 
 
