@@ -239,7 +239,7 @@ def test_serve_says_how_to_get_torch() -> None:
     done = python("-c", f"{block}; sys.exit(main(['serve', '--model=x']))")
     assert done.returncode == 1
     assert done.stderr == (
-        "octavo serve: the worker needs torch, which is not installed: pip install 'octavo[worker]'\n"
+        "octavo serve: the worker needs torch, which is not installed: pip install '.[worker]' in Octavo's checkout\n"
     )
 
 
