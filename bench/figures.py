@@ -58,16 +58,33 @@ FIGURES = (
 
 
 def compute(case: str, batches: Batches) -> dict[str, float]:
-    """The figures of one run of a case, by key; those that an engine gives no times for are left out."""
-    seconds = [batch["seconds"] for batch in batches]
-    sizes = [sum(map(len, batch["token_ids"])) for batch in batches]
-    figures = {"seconds": seconds[-1], "tok_s": sizes[-1] / seconds[-1]}
-    if len(batches) == 2:  # a decode rate: the first batch has one token of output each
-        figures["tok_s"] = (sizes[1] - sizes[0]) / (seconds[1] - seconds[0])
+    """The figures of one run of a case, by key; those that an engine gives no times for are left out.
+
+    tok_s: tokens over seconds; of two batches, the first with one token of output each, those of the difference, which
+    is a decode rate. rate_tokens, rate_s: these tokens and seconds. cpu_s_NAME: a process' CPU time in these seconds.
+    """
+    tokens = _difference([sum(map(len, batch["token_ids"])) for batch in batches])
+    seconds = _difference([batch["seconds"] for batch in batches])
+    figures = {"seconds": batches[-1]["seconds"], "tok_s": tokens / seconds, "rate_tokens": tokens, "rate_s": seconds}
+    for name in batches[-1].get("cpu_s", ()):
+        figures[f"cpu_s_{name}"] = _difference([batch["cpu_s"][name] for batch in batches])
     for key in ("ttft", "itl"):
         if times := batches[-1][f"{key}_s"]:
             figures[f"{key}_ms"] = 1e3 * statistics.median(times)
     return figures
+
+
+def without_client(figures: Mapping[str, float], cores: int) -> float | None:
+    """Tokens per second if the client had its own processor: its CPU time, spread over all cores, is what the others
+    did not get. None where its CPU time is not known."""
+    if "cpu_s_client" not in figures:
+        return None
+    return figures["rate_tokens"] / (figures["rate_s"] - figures["cpu_s_client"] / cores)
+
+
+def _difference(values: Sequence[float]) -> float:
+    """Of the last batch, less the first one's if there are two."""
+    return values[-1] - values[0] if len(values) == 2 else values[-1]
 
 
 def agreement(ours: Batches, theirs: Batches) -> dict[str, float]:

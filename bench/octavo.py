@@ -31,7 +31,7 @@ class Octavo:
     settings: Mapping[str, Any] = {
         "threads": THREADS,
         "dtype": "bfloat16",
-        "transport": "gRPC over loopback, token by token, to a Python client on the same cores",
+        "transport": "gRPC over loopback, no event engine, token by token, to a Python client on the same cores",
     }
 
     def __init__(self, model: str) -> None:

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from bench.figures import FIGURES, Figure, title
+from bench.figures import FIGURES, Figure, title, without_client
 
 _RESULTS = Path("bench/results/serving.jsonl")
 _OCTAVO, _WORKER_ALONE = "octavo", "worker-alone"
@@ -97,7 +97,8 @@ class _Run:
         return text
 
     def services(self) -> str:
-        """What scheduler, gRPC and client cost: decode rates through them against the worker alone."""
+        """What scheduler, gRPC and client cost: rates through them against the worker alone, with the client and as if
+        it had run elsewhere, and everybody's CPU time per token."""
         rows = []
         for figure in FIGURES:
             if figure.key != "tok_s":
@@ -106,19 +107,29 @@ class _Run:
             alone = self._values(_WORKER_ALONE, figure.case, "tok_s")
             if not through or not alone:
                 continue
-            share = statistics.median(through) / statistics.median(alone)
-            runs = [line for line in self._results if line["contender"] == _OCTAVO and line["case"] == figure.case]
-            cpu = {
-                name: statistics.median(line["cpu_s"][-1][name] for line in runs)
-                for name in ("worker", "scheduler", "client")
-            }
+            apart = self._without_client(figure.case)
+            shares = [
+                f"{statistics.median(rates) / statistics.median(alone):.0%}" if rates else "–"
+                for rates in (through, apart)
+            ]
             rows.append(
-                [figure.case, *map(_median_and_best_high, (through, alone)), f"{share:.0%}", f"{_MIN_OF_WORKER:.0%}"]
-                + [f"{seconds:.2f}" for seconds in cpu.values()]
+                [figure.case, *map(_median_and_best_high, (through, alone)), *shares, f"{_MIN_OF_WORKER:.0%}"]
+                + [self._cpu_us_per_token(_WORKER_ALONE, figure.case, "worker")]
+                + [self._cpu_us_per_token(_OCTAVO, figure.case, name) for name in ("worker", "scheduler", "client")]
             )
-        head = ["workload", "through gRPC, tokens/s", "worker alone", "share", "target"]
-        head += ["worker, CPU s", "scheduler, CPU s", "client, CPU s"]
+        head = ["workload", "through gRPC, tokens/s", "worker alone", "share", "client apart", "target"]
+        head += ["CPU us per token: worker alone", "worker", "scheduler", "client"]
         return _table(head, rows) if rows else ""
+
+    def _without_client(self, case: str) -> list[float]:
+        rates = (without_client(line["figures"], self._start["cores"]) for line in self._runs(_OCTAVO, case))
+        return [rate for rate in rates if rate is not None]
+
+    def _cpu_us_per_token(self, contender: str, case: str, process: str) -> str:
+        key = f"cpu_s_{process}"
+        runs = [line["figures"] for line in self._runs(contender, case)]
+        values = [1e6 * figures[key] / figures["rate_tokens"] for figures in runs if key in figures]
+        return f"{statistics.median(values):.0f}" if values else "–"
 
     def agreement(self) -> str:
         """How far other engines' greedy tokens go together with Octavo's."""
@@ -150,11 +161,10 @@ class _Run:
         return (line for line in self._lines if line["kind"] == kind)
 
     def _values(self, contender: str, case: str, key: str) -> list[float]:
-        return [
-            line["figures"][key]
-            for line in self._results
-            if line["contender"] == contender and line["case"] == case and key in line["figures"]
-        ]
+        return [line["figures"][key] for line in self._runs(contender, case) if key in line["figures"]]
+
+    def _runs(self, contender: str, case: str) -> list[Line]:
+        return [line for line in self._results if line["contender"] == contender and line["case"] == case]
 
 
 def _comparison_row(figure: Figure, ours: Sequence[float], theirs: dict[str, list[float]]) -> list[str]:

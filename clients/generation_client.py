@@ -158,9 +158,9 @@ def piece(response: generation_pb2.GenerateResponse) -> Piece:
     """One message of the stream as values."""
     return Piece(
         request_id=response.request_id,
-        deltas=tuple(_delta(delta) for delta in response.deltas),
+        deltas=tuple(map(_delta, response.deltas)),
         usage=_usage(response.usage) if response.HasField("usage") else None,
-        prompt_logprobs=tuple(_logprob(entry) for entry in response.prompt_logprobs),
+        prompt_logprobs=tuple(map(_logprob, response.prompt_logprobs)),
         prompt_token_ids=tuple(response.prompt_token_ids),
     )
 
@@ -170,16 +170,17 @@ def _delta(delta: generation_pb2.SequenceDelta) -> Delta:
         index=delta.index,
         text=delta.text,
         token_ids=tuple(delta.token_ids),
-        logprobs=tuple(_logprob(entry) for entry in delta.logprobs),
+        logprobs=tuple(map(_logprob, delta.logprobs)),
         finish_reason=_FINISH_REASONS.get(delta.finish_reason, FinishReason.UNKNOWN),
         stop_token_id=delta.stop_token_id if delta.HasField("stop_token_id") else None,
         stop_string=delta.stop_string if delta.HasField("stop_string") else None,
         reasoning=delta.reasoning,
-        tool_calls=tuple(
-            ToolCallDelta(index=part.index, id=part.id, name=part.name, arguments=part.arguments)
-            for part in delta.tool_calls
-        ),
+        tool_calls=tuple(map(_tool_call, delta.tool_calls)),
     )
+
+
+def _tool_call(part: generation_pb2.ToolCallDelta) -> ToolCallDelta:
+    return ToolCallDelta(index=part.index, id=part.id, name=part.name, arguments=part.arguments)
 
 
 def _logprob(entry: generation_pb2.TokenLogprob) -> TokenLogprob:

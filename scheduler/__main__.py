@@ -5,11 +5,15 @@ Exit codes: 0 all requests ended; 1 something was lost or broke; 2 a flag or the
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
 
 # gRPC's own logger would print its view of errors that are reported in one clear line below.
 os.environ.setdefault("GRPC_VERBOSITY", "NONE")
+# Python polls gRPC's completion queue with a thread of its own; without the event engine that thread also reads the
+# sockets, where otherwise each message wakes one of several other threads first. Read when gRPC starts.
+os.environ.setdefault("GRPC_EXPERIMENTS", "-event_engine_client,-event_engine_listener")
 
 import uvloop
 
@@ -23,8 +27,20 @@ from scheduler.recording.errors import RecordingError
 from scheduler.server import serve
 
 
+def _wait_for_a_turn() -> None:
+    """Makes the kernel let running threads finish their slice when this process wakes up, here and in its children.
+
+    On a machine whose every core computes, a wake-up would otherwise stop a thread of the worker in mid-step, and the
+    others at their next barrier; plans are on their way a step ahead and can wait. Its share of the processors stays.
+    """
+    if sys.platform == "linux":
+        with contextlib.suppress(OSError):  # a sandbox may forbid it
+            os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
+
+
 def main() -> int:
     """Runs the service; expected failures are one line on standard error."""
+    _wait_for_a_turn()
     try:
         config = parse(sys.argv[1:])
         logs.configure(config.log_level, config.log_format)

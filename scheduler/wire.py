@@ -178,5 +178,7 @@ def read_result(message: pb.StepResult, epoch: int) -> StepResult:
 
 def _split(values: Sequence[_T], counts: Sequence[int]) -> tuple[tuple[_T, ...], ...]:
     """The values in groups of these sizes."""
+    if not counts:
+        return ()
     ends = list(itertools.accumulate(counts))
     return tuple([tuple(values[end - count : end]) for end, count in zip(ends, counts, strict=True)])

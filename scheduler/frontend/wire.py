@@ -81,11 +81,13 @@ def to_score_input(request: generation_pb2.ScorePromptRequest, request_id: str) 
 
 def to_response(request_id: str, piece: Piece, token_bytes: Sequence[bytes] = ()) -> generation_pb2.GenerateResponse:
     """The message of a piece. token_bytes: by id, for the texts of the logprobs."""
-    response = generation_pb2.GenerateResponse(
-        request_id=request_id,
-        deltas=[_sequence_delta(delta, token_bytes) for delta in piece.deltas],
-        usage=None if piece.usage is None else _usage(piece.usage),
-    )
+    # Made once per stream and step: only what says something is set, in place, in half of the time that the same values
+    # take as keyword arguments.
+    response = generation_pb2.GenerateResponse(request_id=request_id)
+    for delta in piece.deltas:
+        _set_delta(response.deltas.add(), delta, token_bytes)
+    if piece.usage is not None:
+        response.usage.CopyFrom(_usage(piece.usage))
     if piece.echoed_ids:
         response.prompt_token_ids.extend(piece.echoed_ids)
     if piece.prompt_logprobs:
@@ -156,13 +158,13 @@ def _unknown_fields(message: Message, prefix: str) -> Iterator[str]:
             yield from _unknown_fields(child, f"{prefix}{descriptor.name}.")
 
 
-def _sequence_delta(delta: Delta, token_bytes: Sequence[bytes]) -> generation_pb2.SequenceDelta:
-    message = generation_pb2.SequenceDelta(
-        index=delta.index,
-        text=delta.text,
-        token_ids=delta.token_ids,
-        logprobs=[to_logprob(entry, token_bytes) for entry in delta.logprobs],
-    )
+def _set_delta(message: generation_pb2.SequenceDelta, delta: Delta, token_bytes: Sequence[bytes]) -> None:
+    if delta.index:
+        message.index = delta.index
+    message.text = delta.text
+    message.token_ids.extend(delta.token_ids)
+    if delta.logprobs:
+        message.logprobs.extend(to_logprob(entry, token_bytes) for entry in delta.logprobs)
     if delta.reasoning or delta.tool_calls:
         message.reasoning = delta.reasoning
         message.tool_calls.extend(map(_tool_call, delta.tool_calls))
@@ -172,7 +174,6 @@ def _sequence_delta(delta: Delta, token_bytes: Sequence[bytes]) -> generation_pb
             message.stop_token_id = delta.end.stop_token_id
         if delta.stop_string is not None:
             message.stop_string = delta.stop_string
-    return message
 
 
 def _tool_call(part: ToolCallPart) -> generation_pb2.ToolCallDelta:

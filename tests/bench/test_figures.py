@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from bench.figures import FIGURES, Figure, agreement, compute
+from bench.figures import FIGURES, Figure, agreement, compute, without_client
 
 
 def _batch(seconds: float, token_ids: list[list[int]], **times: list[float]) -> dict[str, Any]:
@@ -18,6 +18,16 @@ def test_output_rate_is_all_tokens_over_the_time_of_the_batch() -> None:
 def test_decode_rate_leaves_out_what_prompts_and_first_tokens_take() -> None:
     one_token, all_tokens = _batch(1.5, [[1]] * 8), _batch(3.5, [[1] * 128] * 8)
     assert compute("W4@8", [one_token, all_tokens])["tok_s"] == 8 * 127 / 2.0
+
+
+def test_the_clients_cpu_time_of_the_same_tokens_is_taken_out_of_the_time_of_all_cores() -> None:
+    one_token, all_tokens = _batch(1.5, [[1]] * 8), _batch(3.5, [[1] * 128] * 8)
+    one_token["cpu_s"], all_tokens["cpu_s"] = {"client": 0.1, "worker": 2.0}, {"client": 0.9, "worker": 5.0}
+    figures = compute("W4@8", [one_token, all_tokens])
+    assert (figures["cpu_s_client"], figures["cpu_s_worker"]) == (0.8, 3.0)
+    assert without_client(figures, 2) == pytest.approx(8 * 127 / (2.0 - 0.4))
+    assert without_client(compute("W1", [all_tokens]), 4) == pytest.approx(8 * 128 / (3.5 - 0.9 / 4))
+    assert without_client(compute("W1", [_batch(1.0, [[1]])]), 2) is None
 
 
 def test_latencies_are_in_milliseconds_and_missing_where_no_token_was_timed() -> None:

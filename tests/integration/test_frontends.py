@@ -107,6 +107,11 @@ def test_a_request_id_is_unique_over_all_front_ends_and_each_can_explain_it(serv
     assert len(server.complete("again", request_id="mine", max_tokens=3, ignore_eos=True).token_ids) == 3
 
 
+def test_no_process_of_the_scheduler_takes_a_core_from_a_thread_in_its_slice(server: Cluster) -> None:
+    pids = [server.scheduler.process.pid, *frontends(server)]
+    assert [os.sched_getscheduler(pid) for pid in pids] == [os.SCHED_BATCH] * 3
+
+
 def test_the_death_of_a_front_end_costs_its_callers_only(server: Cluster) -> None:
     server.wait_empty()
     victim, survivor = frontends(server)
