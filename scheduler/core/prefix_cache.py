@@ -34,13 +34,15 @@ class PrefixNode:
 
     __slots__ = ("block", "cache_salt", "children", "in_tree", "parent", "tenant", "tokens")
 
-    def __init__(self, parent: PrefixNode | None, tokens: bytes, cache_salt: str) -> None:
+    def __init__(
+        self, parent: PrefixNode | None, tokens: bytes, cache_salt: str, block: int = NO_BLOCK, tenant: str = ""
+    ) -> None:
         self.parent = parent
         self.tokens = tokens
         self.cache_salt = cache_salt
         self.children: dict[bytes, PrefixNode] = {}
-        self.block = NO_BLOCK
-        self.tenant = ""
+        self.block = block
+        self.tenant = tenant
         self.in_tree = True
 
 
@@ -99,8 +101,9 @@ class PrefixCache:
             children = node.children
             child = children.get(tokens)
             if child is None:
-                child = children[tokens] = PrefixNode(node, tokens, salt)
-            if child.block == NO_BLOCK:
+                assert block not in node_of, "a block holds one prefix"
+                child = children[tokens] = node_of[block] = PrefixNode(node, tokens, salt, block, tenant)
+            elif child.block == NO_BLOCK:
                 assert block not in node_of, "a block holds one prefix"
                 child.block = block
                 child.tenant = tenant
