@@ -115,14 +115,15 @@ class BlockManager:
         A plan sent later reads them after they were written, because a worker executes plans in order; a row of the
         same plan may too, because each layer writes all its KV before it attends.
         """
-        size, first, nodes = self._block_size, sequence.num_indexed, sequence.nodes
+        size, nodes = self._block_size, sequence.nodes
         full = min(num_computed, len(sequence.token_ids)) // size
-        if full <= first or not self._caching:
+        if full <= sequence.num_indexed or not self._caching:
             return
+        first = len(nodes)
         spec, cache = sequence.spec, self.prefix_cache
         content = token_bytes(sequence.token_ids[first * size : full * size])
         parent = nodes[first - 1] if first else cache.root(spec.cache_salt)
-        nodes[first:] = cache.insert(parent, content, self._block_bytes, sequence.blocks[first:full], spec.tenant)
+        nodes += cache.insert(parent, content, self._block_bytes, sequence.blocks[first:full], spec.tenant)
         sequence.num_indexed = full
 
     def release(self, sequence: LiveSequence) -> None:

@@ -56,16 +56,16 @@ def view_blocks(core: Scheduler, blocks: Iterable[int]) -> list[BlockView]:
                 num_tokens[block] = max(num_tokens[block], held)
     views = []
     for block, using in users.items():
-        node = cache.node(block)
+        tenant, cache_salt = cache.owner(block) or (None, None)
         views.append(
             BlockView(
                 block=block,
                 state=block_state(pool, block),
                 references=pool.references(block),
-                num_tokens=num_tokens[block] if node is None else size,
+                num_tokens=num_tokens[block] if cache_salt is None else size,
                 users=tuple(using),
-                tenant=None if node is None else node.tenant,
-                cache_salt=None if node is None else node.cache_salt,
+                tenant=tenant,
+                cache_salt=cache_salt,
             )
         )
     return views

@@ -24,9 +24,10 @@ def drop_prefix(blocks: BlockManager, selection: PrefixSelection) -> tuple[int, 
     cache, pool = blocks.prefix_cache, blocks.pool
     dropped = kept = 0
     for block in cache.indexed_blocks():
-        node = cache.node(block)
-        assert node is not None, "it is indexed"
-        if selection.cache_salt not in (None, node.cache_salt) or selection.tenant not in (None, node.tenant):
+        owner = cache.owner(block)
+        assert owner is not None, "it is indexed"
+        tenant, cache_salt = owner
+        if selection.cache_salt not in (None, cache_salt) or selection.tenant not in (None, tenant):
             continue
         if pool.is_cached(block):
             cache.drop((block,))

@@ -53,8 +53,8 @@ class History:
         self._entries: list[tuple[int, DecisionKind, Mapping[str, int]]] = []
         self.num_dropped = 0
 
-    def record(self, step_id: int, kind: DecisionKind, **numbers: int) -> None:
-        """Notes a decision; the oldest one goes when there are too many."""
+    def record(self, step_id: int, kind: DecisionKind, numbers: Mapping[str, int]) -> None:
+        """Notes a decision; the oldest one goes when there are too many. numbers: kept, not copied."""
         if len(self._entries) == MAX_ENTRIES:
             del self._entries[0]
             self.num_dropped += 1

@@ -35,19 +35,24 @@ def check_group(
     """Raises the domain error of whatever makes this group impossible."""
     if not specs:
         raise InvalidSequenceError("a group has at least one sequence", field="n", value=0, limit=1)
+    if len(specs) > 1:
+        _check_members(specs, config)
+    for spec in specs:
+        _check_spec(spec, specs[0], live)
+    _check_fits(specs, config.block_size, num_blocks)
+    _check_queue(specs, config, waiting)
+
+
+def _check_members(specs: tuple[SequenceSpec, ...], config: CoreConfig) -> None:
+    """What only a group of several can have wrong."""
     for name, why in (("max_num_seqs", "all are admitted together"), ("max_num_waiting", "all wait together")):
         limit = getattr(config, name)
         if len(specs) > limit:
             raise InvalidSequenceError(
                 f"n is {len(specs)}, must be at most {limit} ({name}): {why}", field="n", value=len(specs), limit=limit
             )
-    first = specs[0]
-    for spec in specs:
-        _check_spec(spec, first, live)
     if len({spec.sequence_id for spec in specs}) < len(specs):
         raise DuplicateSequenceError("two sequences of a group have one id", field="sequence_id")
-    _check_fits(specs, config.block_size, num_blocks)
-    _check_queue(specs, config, waiting)
 
 
 def _check_queue(specs: tuple[SequenceSpec, ...], config: CoreConfig, waiting: WaitingQueue) -> None:
@@ -58,8 +63,11 @@ def _check_queue(specs: tuple[SequenceSpec, ...], config: CoreConfig, waiting: W
             value=len(waiting),
             limit=config.max_num_waiting,
         )
-    limit, num_tokens = config.max_num_waiting_tokens, sum(len(spec.prompt) for spec in specs)
-    if limit is not None and len(waiting) and waiting.num_prompt_tokens + num_tokens > limit:
+    limit = config.max_num_waiting_tokens
+    if limit is None or not len(waiting):
+        return
+    num_tokens = sum(len(spec.prompt) for spec in specs)
+    if waiting.num_prompt_tokens + num_tokens > limit:
         raise QueueFullError(
             f"{waiting.num_prompt_tokens} prompt tokens wait, {num_tokens} more are over the limit {limit}",
             field="request",
@@ -75,14 +83,19 @@ def _check_spec(spec: SequenceSpec, first: SequenceSpec, live: Container[int]) -
         raise InvalidSequenceError(
             f"max_tokens must be at least 1, is {spec.max_tokens}", field="max_tokens", value=spec.max_tokens, limit=1
         )
-    if spec is not first and spec.sampling.num_prompt_logprobs is not None:
-        raise InvalidSequenceError("the first sequence of a group scores the prompt for all", field="prompt_logprobs")
-    if (spec.prompt, spec.cache_salt, spec.priority) != (first.prompt, first.cache_salt, first.priority):
-        raise InvalidSequenceError("the sequences of a group differ in prompt, salt or priority", field="prompt")
+    if spec is not first:
+        _check_follower(spec, first)
     if spec.sequence_id in live:
         raise DuplicateSequenceError(
             f"sequence {spec.sequence_id} is live", field="sequence_id", value=spec.sequence_id
         )
+
+
+def _check_follower(spec: SequenceSpec, first: SequenceSpec) -> None:
+    if spec.sampling.num_prompt_logprobs is not None:
+        raise InvalidSequenceError("the first sequence of a group scores the prompt for all", field="prompt_logprobs")
+    if (spec.prompt, spec.cache_salt, spec.priority) != (first.prompt, first.cache_salt, first.priority):
+        raise InvalidSequenceError("the sequences of a group differ in prompt, salt or priority", field="prompt")
 
 
 def _check_fits(specs: tuple[SequenceSpec, ...], block_size: int, num_blocks: int) -> None:

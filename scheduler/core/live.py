@@ -44,7 +44,8 @@ class LiveSequence:
     num_scored: prompt tokens, the first not counted, whose logprobs are settled. Where those are asked for, no KV
       beyond them is taken from the prefix cache: the hidden states that they come from are not kept.
     num_indexed: leading blocks that were offered to the prefix cache.
-    nodes: the places in the prefix cache of those. They outlive a preemption, until the next admission.
+    nodes: the places in the prefix cache of the first of those, of one at least; the rest are in the tail of the last.
+      They outlive a preemption, until the next admission.
     host_blocks: where its KV lies while it is swapped: that of the first num_computed tokens.
     group: the sequences of its request that share its prompt, until they have forked.
     """

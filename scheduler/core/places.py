@@ -57,7 +57,7 @@ class Places:
         self.next_step_id = 1
 
     def note(self, sequence: LiveSequence, kind: DecisionKind, **numbers: int) -> None:
-        sequence.history.record(self.next_step_id, kind, **numbers)
+        sequence.history.record(self.next_step_id, kind, numbers)
 
     @property
     def watermark(self) -> int:

@@ -286,9 +286,11 @@ class Scheduler:
             else:
                 wanted = len(sequence.token_ids) + sequence.num_in_flight_tokens
             first_index = len(sequence.blocks)
-            while (grown := self._at.blocks.append(sequence, wanted)) is None and sequence.queue is Queue.RUNNING:
+            grown = self._at.blocks.append(sequence, wanted)
+            while grown is None and sequence.queue is Queue.RUNNING:
                 self._preemption.preempt_for(sequence)
                 preempted = True
+                grown = self._at.blocks.append(sequence, wanted)
             if grown is not None:
                 plan.append_blocks(sequence.row, first_index, grown)
                 if sequence.decoding is not None:

@@ -88,7 +88,7 @@ class Settlement:
         num_members = len(columns.rows) - len(gone)
         self._counters.generated_tokens += num_members
         self._counters.kept_tokens += num_members
-        if not columns.stop_token_ids.isdisjoint(tokens):
+        if columns.stop_token_ids and not columns.stop_token_ids.isdisjoint(tokens):
             for place, (sequence, token) in enumerate(zip(columns.sequences, tokens, strict=False)):
                 if token in sequence.spec.stop_token_ids and place not in gone:
                     self.ending.append((sequence, EndReason.STOP))

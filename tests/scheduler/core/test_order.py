@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from scheduler.core.config import CoreConfig
-from scheduler.core.plan import StepPlan
+from scheduler.core.plan import WAITING, StepPlan
 from scheduler.core.result import EndReason
 from scheduler.core.sequence import SequenceSpec
 from tests.scheduler.core import toy_model
@@ -269,6 +269,23 @@ def test_one_that_comes_back_from_the_host_takes_what_others_have_computed_furth
     assert isinstance(plan, StepPlan)
     assert [admission.num_computed_tokens for admission in plan.admissions] == [36]
     assert len(plan.swap_in) == 0, "all that lay on the host was found on the device"
+    bench.drain()
+
+
+def test_one_comes_back_from_the_host_only_after_the_result_of_the_plan_that_it_was_in() -> None:
+    bench = lab(num_blocks=3, block_size=2, max_num_seqs=2, num_host_blocks=4, preemption_mode="swap")
+    bench.add(spec(1, 3, max_tokens=2))
+    bench.add(spec(2, 1, max_tokens=4))
+    bench.schedule()
+    bench.schedule()
+    bench.deliver()
+    for _ in range(2):  # it finds the pool dry; then its block is free, but its last token is still in flight
+        assert bench.schedule() is WAITING
+        assert bench.core.num_swapped == 1
+    bench.deliver()
+    plan = bench.schedule()
+    assert isinstance(plan, StepPlan)
+    assert [(one.sequence_id, one.num_computed_tokens) for one in plan.admissions] == [(2, 2)]
     bench.drain()
 
 

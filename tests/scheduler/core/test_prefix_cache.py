@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
+
+import pytest
 
 from scheduler.core.prefix_cache import PrefixCache, PrefixNode, token_bytes
 
@@ -11,7 +14,7 @@ WIDTH = 8  # bytes of a block of two tokens
 
 def insert(cache: PrefixCache, blocks: Sequence[int], token_ids: Sequence[int], *, salt: str = "") -> list[PrefixNode]:
     """Makes the blocks of one sequence findable; each holds two of its tokens. Returns their places."""
-    return cache.insert(cache.root(salt), token_bytes(token_ids), WIDTH, blocks, "tenant")
+    return cache.insert(cache.root(salt), token_bytes(token_ids), WIDTH, list(blocks), "tenant")
 
 
 def find(cache: PrefixCache, token_ids: Sequence[int], *, salt: str = "") -> list[int]:
@@ -71,7 +74,8 @@ def test_a_chain_that_lost_its_middle_is_whole_again_once_that_is_computed_anew(
 
 def test_what_follows_a_place_that_left_the_tree_is_found_below_the_place_that_took_over() -> None:
     cache = PrefixCache()
-    held = insert(cache, [0, 1], [1, 2, 3, 4])
+    insert(cache, [0, 1], [1, 2, 3, 4])
+    held = cache.find("", token_bytes([1, 2, 3, 4]), WIDTH)
     cache.drop([1])
     cache.drop([0])
     insert(cache, [5], [1, 2])
@@ -79,6 +83,62 @@ def test_what_follows_a_place_that_left_the_tree_is_found_below_the_place_that_t
     assert find(cache, [1, 2, 3, 4]) == [5], "the second block is not there"
     insert(cache, [5, 6], [1, 2, 3, 4])
     assert find(cache, [1, 2, 3, 4, 5, 6]) == [5, 6, 2]
+
+
+def test_a_place_that_comes_back_below_one_with_a_tail_is_not_there_twice() -> None:
+    cache = PrefixCache()
+    insert(cache, [0, 1], [1, 2, 3, 4])
+    held = cache.find("", token_bytes([1, 2, 3, 4]), WIDTH)
+    cache.drop([1, 0])
+    insert(cache, [5, 6, 7], [1, 2, 3, 4, 5, 6])
+    cache.insert(held[1], token_bytes([8, 8]), WIDTH, [2], "tenant")
+    assert find(cache, [1, 2, 3, 4, 5, 6]) == [5, 6, 7]
+    assert find(cache, [1, 2, 3, 4, 8, 8]) == [5, 6, 2]
+
+
+@pytest.mark.parametrize("branch", range(1, 5))
+def test_a_branch_off_a_chain_leaves_both_findable(branch: int) -> None:
+    cache = PrefixCache()
+    chain = [1, 1, 2, 2, 3, 3, 4, 4]
+    other = [*chain[: 2 * branch], *[9] * (8 - 2 * branch), 9, 9]
+    insert(cache, [0, 1, 2, 3], chain)
+    insert(cache, [10, 11, 12, 13, 14], other)
+    assert find(cache, chain) == [0, 1, 2, 3]
+    assert find(cache, other) == [*range(branch), *range(10 + branch, 15)]
+    assert len(cache) == 4 + 5 - branch
+
+
+def test_a_chain_grows_from_where_its_sequence_holds_it() -> None:
+    cache = PrefixCache()
+    tokens = [1, 1, 2, 2, 3, 3, 4, 4]
+    held = insert(cache, [0, 1], tokens[:4])
+    rest = token_bytes(tokens[2 * len(held) :])
+    for _ in range(2):  # what is offered again changes nothing
+        cache.insert(held[-1], rest, WIDTH, list(range(len(held), 4)), "tenant")
+        assert len(cache) == 4
+    assert find(cache, tokens) == [0, 1, 2, 3]
+
+
+@pytest.mark.parametrize("order", list(itertools.permutations(range(4))))
+def test_a_chain_may_be_dropped_in_any_order(order: tuple[int, ...]) -> None:
+    cache = PrefixCache()
+    tokens = [1, 1, 2, 2, 3, 3, 4, 4]
+    held = insert(cache, [0, 1, 2, 3], tokens)[0]
+    for count, block in enumerate(order, 1):
+        cache.drop([block])
+        left = set(range(4)).difference(order[:count])
+        assert set(cache.below(held)) == set(cache.indexed_blocks()) == left
+        assert len(find(cache, tokens)) == min(order[:count])
+    assert not held.in_tree
+
+
+def test_a_block_is_its_own_tenant_s_wherever_it_hangs() -> None:
+    cache = PrefixCache()
+    first = cache.insert(cache.root("s"), token_bytes([1, 1]), WIDTH, [0], "a")
+    cache.insert(first[0], token_bytes([2, 2, 3, 3]), WIDTH, [1, 2], "b")
+    assert [cache.owner(block) for block in range(4)] == [("a", "s"), ("b", "s"), ("b", "s"), None]
+    cache.find("s", token_bytes([1, 1, 2, 2]), WIDTH)
+    assert [cache.owner(block) for block in range(4)] == [("a", "s"), ("b", "s"), ("b", "s"), None]
 
 
 def test_a_place_that_left_with_its_root_comes_back() -> None:
