@@ -18,7 +18,7 @@ _REASONS = {
 def check_torch() -> None:
     """The worker computes with torch, which a plain `pip install octavo` leaves out."""
     if find_spec("torch") is None:
-        raise LocalError("the worker needs torch, which is not installed: pip install 'octavo[worker]'")
+        raise LocalError("the worker needs torch, which is not installed: pip install '.[worker]' in Octavo's checkout")
 
 
 def free_address(host: str, port: int = 0) -> Address:

@@ -14,7 +14,7 @@ from scheduler.recording.report import Run
 def check_installed() -> None:
     """Raises RecordingError if matplotlib is not installed."""
     if find_spec("matplotlib") is None:
-        raise RecordingError("--plot needs matplotlib, which is not installed: pip install 'octavo[plot]'")
+        raise RecordingError("--plot needs matplotlib: pip install '.[plot]' in Octavo's checkout")
 
 
 def plot(runs: Sequence[Run], path: Path) -> None:

@@ -85,6 +85,21 @@ def test_generate_sends_text_if_told_to_or_without_a_template(peer: Peer, target
     assert [request.sampling_params.max_tokens for request in peer.requests] == [512, 512], "the default is a bound"
 
 
+def test_generate_sends_penalties_and_what_the_answer_must_be(peer: Peer, target: str, tmp_path: Path) -> None:
+    peer.script = answer
+    schema = tmp_path / "schema.json"
+    schema.write_text('{"type": "object"}')
+    flags = ("--min-tokens=2", "--presence-penalty=0.5", "--repetition-penalty=1.5", f"--json-schema=@{schema}")
+    assert octavo("generate", "x", "--target", target, *flags).returncode == 0
+    (request,) = peer.requests
+    sampling = request.sampling_params
+    assert (sampling.min_tokens, sampling.presence_penalty, sampling.repetition_penalty) == (2, 0.5, 1.5)
+    assert sampling.json_schema == '{"type": "object"}'
+    unreadable = octavo("generate", "x", "--grammar", f"@{tmp_path}")
+    assert unreadable.returncode == 2
+    assert f"--grammar: cannot read {tmp_path}: " in unreadable.stderr
+
+
 def test_a_refusal_is_one_line(peer: Peer, target: str) -> None:
     async def refuse(request: Any, context: Any) -> AsyncIterator[generation_pb2.GenerateResponse]:
         message = "top_p: is 0, must be in (0, 1]"
@@ -224,7 +239,7 @@ def test_serve_says_how_to_get_torch() -> None:
     done = python("-c", f"{block}; sys.exit(main(['serve', '--model=x']))")
     assert done.returncode == 1
     assert done.stderr == (
-        "octavo serve: the worker needs torch, which is not installed: pip install 'octavo[worker]'\n"
+        "octavo serve: the worker needs torch, which is not installed: pip install '.[worker]' in Octavo's checkout\n"
     )
 
 

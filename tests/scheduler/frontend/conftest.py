@@ -7,9 +7,11 @@ from pathlib import Path
 
 import pytest
 
+from scheduler.frontend.frontend import Frontend
 from scheduler.frontend.model_info import ModelInfo
 from scheduler.frontend.tokenizer import Tokenizer, load_tokenizer
 from tests.oracle.tokenizer import BOS, CHAT_TEMPLATE, END_OF_TURN, EOS, SPECIAL_TOKENS, VOCAB_SIZE, write_tokenizer
+from tests.scheduler.frontend.engine_script import EngineScript
 
 SMOLLM2 = Path(__file__).parents[3] / ".models" / "SmolLM2-135M-Instruct.Q4_1.gguf"
 
@@ -48,3 +50,15 @@ def model() -> ModelInfo:
         logits_width=VOCAB_SIZE,
         block_size=16,
     )
+
+
+@pytest.fixture
+def engine() -> EngineScript:
+    return EngineScript()
+
+
+@pytest.fixture
+def frontend(engine: EngineScript, byte_tokenizer: Tokenizer, model: ModelInfo) -> Frontend:
+    made = Frontend(tokenizer=byte_tokenizer, model=model, send=engine.send, clock_ns=lambda: engine.now_ns)
+    engine.deliver = made.deliver
+    return made

@@ -108,4 +108,4 @@ def test_a_plot_without_matplotlib_says_what_is_missing(path: Path, tmp_path: Pa
         timeout=WAIT_CAP_S,
     )
     assert done.returncode == 1
-    assert done.stderr == "octavo replay: --plot needs matplotlib, which is not installed: pip install 'octavo[plot]'\n"
+    assert done.stderr == "octavo replay: --plot needs matplotlib: pip install '.[plot]' in Octavo's checkout\n"
