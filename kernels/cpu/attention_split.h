@@ -17,6 +17,7 @@ namespace octavo::OCTAVO_ISA {
 
 constexpr int kSplit = 256;
 constexpr int kKeyTile = 2 * kLanes;
+constexpr int kFetchAhead = 4;  // blocks of keys
 constexpr int kScoreStride = kSplit + kLanes;  // off the power of two that would map all rows to few cache sets
 
 template <typename T>
@@ -86,6 +87,8 @@ struct KeyPair {
 
 // Row d of the keys of a tile: 16 keys in each of two places.
 struct KeyColumns {
+    static constexpr bool kWidens = false;
+
     const float* groups[2];
     std::ptrdiff_t stride;
 
@@ -117,8 +120,17 @@ public:
         // Rows are in order of position: the first sees the earliest key, the last the latest.
         const KeyRange keys = {block.visible(0, split).begin, block.visible(block.rows - 1, split).end};
         if (!find_segments(block, split, keys)) return false;
-        for (int tile = keys.begin / kKeyTile * kKeyTile; tile < keys.end; tile += kKeyTile)
+        // A decode step takes as long to read its keys and values as to multiply them: both at the same time.
+        const bool fetches = block.rows <= kFewRows;
+        for (int s = 0; fetches && s < kFetchAhead; ++s) fetch_keys(s);
+        int fetched = 0;
+        for (int tile = keys.begin / kKeyTile * kKeyTile; tile < keys.end; tile += kKeyTile) {
+            for (; fetches && fetched < num_segments_ && segments_[fetched].begin < tile + kKeyTile; ++fetched) {
+                fetch_values(fetched);
+                fetch_keys(fetched + kFetchAhead);
+            }
             score(block, tile, columns_of(tile, keys));
+        }
         for (int row = 0; row < block.rows; ++row) softmax(block.visible(row, split), keys, row, out);
         weigh_values(block.rows, keys, out);
         return true;
@@ -149,6 +161,19 @@ private:
             key += count;
         }
         return true;
+    }
+
+    // A block's keys are all over its memory, however few of them are meant.
+    void fetch_keys(int segment) const {
+        if (segment < num_segments_) fetch(segments_[segment].keys, cache_.block_size);
+    }
+
+    void fetch_values(int segment) const { fetch(segments_[segment].values, segments_[segment].count); }
+
+    void fetch(const void* begin, std::int64_t count) const {
+        const auto* line = static_cast<const char*>(begin);
+        const auto* end = line + static_cast<std::size_t>(count * cache_.head_dim) * sizeof(T);
+        for (; line < end; line += 64) __builtin_prefetch(line);
     }
 
     // Where keys [first, first + 16) of blocks that hold a multiple of 16 lie. For 16 that no query sees, a neighbour
@@ -217,30 +242,48 @@ private:
         });
     }
 
-    // As many groups of keys together as there are registers for.
+    // As many groups of keys together as there are registers for: their sums, an element of each row's query, a key.
     template <int ROWS>
     void score_few(const QueryBlock& block, const KeyColumns& keys, float* scores) const {
-        constexpr int kTogether = kNativeLanes == 16 || ROWS == 1 ? 2 : 1;
+        constexpr int kTogether = kNativeLanes >= 8 || ROWS == 1 ? 2 : 1;
         for (int group = 0; group < 2; group += kTogether) {
             Tile<ROWS, kTogether> tile;
             tile.clear();
+            NativeBits high = NativeBits{} + 0xffff0000u;
             for (std::int64_t word = 0; word < cache_.head_dim / 2; ++word) {
-#pragma GCC unroll 2
-                for (int g = 0; g < kTogether; ++g) {
-                    const KeyPair pair(keys.groups[group + g] + word * keys.stride);
-#pragma GCC unroll 16
-                    for (int r = 0; r < ROWS; ++r) {
-                        const float* q = block.q + r * cache_.head_dim + 2 * word;
-                        tile.sum[r][g] = fma(broadcast(q[0]), pair.first, tile.sum[r][g]);
-                        tile.sum[r][g] = fma(broadcast(q[1]), pair.second, tile.sum[r][g]);
-                    }
-                }
+                asm volatile("" : "+m"(high));  // there is no register to keep it in
+                const float* q = block.q + 2 * word;
+                score_element(q, keys, group, word, tile, [](NativeBits pairs) { return pairs << 16; });
+                score_element(q + 1, keys, group, word, tile, [&](NativeBits pairs) { return pairs & high; });
             }
 #pragma GCC unroll 16
             for (int r = 0; r < ROWS; ++r)
 #pragma GCC unroll 2
                 for (int g = 0; g < kTogether; ++g)
                     store(scores + r * kScoreStride + (group + g) * kLanes, tile.sum[r][g]);
+        }
+    }
+
+    // Adds one element of each row's query times that of the keys, which `half` takes from their words.
+    template <int ROWS, int GROUPS, typename Half>
+    inline __attribute__((always_inline)) void score_element(const float* q, const KeyColumns& keys, int group,
+                                                             std::int64_t word, Tile<ROWS, GROUPS>& tile,
+                                                             const Half& half) const {
+#pragma GCC unroll 2
+        for (int g = 0; g < GROUPS; ++g) {
+            const float* words = keys.groups[group + g] + word * keys.stride;
+            asm volatile("" : "+r"(words));  // for the other half they are read again
+#pragma GCC unroll 4
+            for (int i = 0; i < kParts; ++i) {
+                NativeBits pairs;
+                std::memcpy(&pairs, words + i * kNativeLanes, sizeof(pairs));
+                const NativeFloat key = bit_cast<NativeFloat>(half(pairs));
+#pragma GCC unroll 16
+                for (int r = 0; r < ROWS; ++r) {
+                    NativeFloat& sum = tile.sum[r][g].part[i];
+                    sum = native_fma(native_broadcast(q[r * cache_.head_dim]), key, sum);
+                }
+            }
         }
     }
 
@@ -278,7 +321,7 @@ private:
     void weigh_values(int rows, KeyRange keys, Partial out) {
         if constexpr (kPerWord == 2) {
             if (rows <= kFewRows) {
-                weigh_columns<kFewRows, kNativeLanes == 16 ? 2 : 1>(segments_, num_segments_, rows, out);
+                weigh_columns<kFewRows, kNativeLanes >= 8 ? 2 : 1>(segments_, num_segments_, rows, out);
                 return;
             }
             for (int s = 0; s < num_segments_; ++s)

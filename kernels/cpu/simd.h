@@ -106,20 +106,28 @@ inline Vec load(const float* p) {
     });
 }
 
-inline Vec load(const BFloat16* p) {
-    return each_part([&](int i) __attribute__((always_inline)) {
-        NativeHalf half;
-        std::memcpy(&half, p + i * kNativeLanes, sizeof(half));
+inline NativeFloat native_load(const float* p) {
+    NativeFloat x;
+    std::memcpy(&x, p, sizeof(x));
+    return x;
+}
+
+inline NativeFloat native_load(const BFloat16* p) {
+    NativeHalf half;
+    std::memcpy(&half, p, sizeof(half));
 #if defined(__AVX512F__)
-        const NativeBits wide = bit_cast<NativeBits>(_mm512_cvtepu16_epi32(bit_cast<__m256i>(half)));
+    const NativeBits wide = bit_cast<NativeBits>(_mm512_cvtepu16_epi32(bit_cast<__m256i>(half)));
 #elif defined(OCTAVO_AVX2)
-        // What the compiler makes of the general form takes the halves of the register apart and together again.
-        const NativeBits wide = bit_cast<NativeBits>(_mm256_cvtepu16_epi32(bit_cast<__m128i>(half)));
+    // What the compiler makes of the general form takes the halves of the register apart and together again.
+    const NativeBits wide = bit_cast<NativeBits>(_mm256_cvtepu16_epi32(bit_cast<__m128i>(half)));
 #else
-        const NativeBits wide = __builtin_convertvector(half, NativeBits);
+    const NativeBits wide = __builtin_convertvector(half, NativeBits);
 #endif
-        return bit_cast<NativeFloat>(wide << 16);
-    });
+    return bit_cast<NativeFloat>(wide << 16);
+}
+
+inline Vec load(const BFloat16* p) {
+    return each_part([&](int i) __attribute__((always_inline)) { return native_load(p + i * kNativeLanes); });
 }
 
 inline void store(float* p, const Vec& x) {

@@ -37,6 +37,10 @@ struct Tile {
     // a: element (r, k) at a[r * a_stride + k]. b.load(k, columns) gives row k of the right-hand side.
     template <typename Columns>
     void accumulate(const float* a, std::ptrdiff_t a_stride, const Columns& b, std::ptrdiff_t count) {
+        if constexpr (Columns::kWidens && kNativeLanes < 16 && VECS > 1) {
+            accumulate_narrow(a, a_stride, b, count);
+            return;
+        }
         for (std::ptrdiff_t k = 0; k < count; ++k) {
             Vec columns[VECS];
             b.load(k, columns);
@@ -48,13 +52,37 @@ struct Tile {
             }
         }
     }
+
+private:
+    // The same where columns take registers of their own: there are enough for those of a's elements and one column.
+    template <typename Columns>
+    void accumulate_narrow(const float* a, std::ptrdiff_t a_stride, const Columns& b, std::ptrdiff_t count) {
+        for (std::ptrdiff_t k = 0; k < count; ++k) {
+            NativeFloat x[ROWS];
+#pragma GCC unroll 16
+            for (int r = 0; r < ROWS; ++r) x[r] = native_broadcast(a[r * a_stride + k]);
+#pragma GCC unroll 16
+            for (int i = 0; i < VECS * kParts; ++i) {
+                const NativeFloat column = b.native(k, i);
+#pragma GCC unroll 16
+                for (int r = 0; r < ROWS; ++r) {
+                    NativeFloat& s = sum[r][i / kParts].part[i % kParts];
+                    s = native_fma(x[r], column, s);
+                }
+            }
+        }
+    }
 };
 
 // Plain rows of T, `stride` elements apart.
 template <typename T>
 struct RowColumns {
+    static constexpr bool kWidens = sizeof(T) < sizeof(float);
+
     const T* base;
     std::ptrdiff_t stride;
+
+    NativeFloat native(std::ptrdiff_t k, int i) const { return native_load(base + k * stride + i * kNativeLanes); }
 
     template <int VECS>
     void load(std::ptrdiff_t k, Vec (&columns)[VECS]) const {
