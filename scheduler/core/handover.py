@@ -1,8 +1,9 @@
 """Sequences that move from one worker's core to another's.
 
 What moves waits: a sequence that runs, is swapped or has a plan in flight stays until it waits. It takes along all that
-the next core needs to go on with it: its prompt and tokens, which are computed anew there, and what is known of the
-deaths of workers that it was part of, so that the rule of `suspects.py` holds across workers.
+the next core needs to go on with it: its prompt and tokens, which are computed anew there, how many of the
+prompt's logprobs were delivered, and what is known of the deaths of workers that it was part of, so that the rule of
+`suspects.py` holds across workers.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ class Handover:
     spec: SequenceSpec
     output: tuple[int, ...] = ()
     num_counted: int = 0
+    num_scored: int = 0
     num_preemptions: int = 0
     num_deaths: int = 0
     tokens_at_death: int = 0
@@ -63,6 +65,7 @@ def look(sequence: LiveSequence) -> Handover:
         spec=sequence.spec,
         output=tuple(sequence.token_ids[len(sequence.spec.prompt) :]),
         num_counted=sequence.num_counted,
+        num_scored=sequence.num_scored,
         num_preemptions=sequence.num_preemptions,
         num_deaths=sequence.num_deaths,
         tokens_at_death=sequence.tokens_at_death,
@@ -101,6 +104,7 @@ def settle_in(places: Places, sequences: list[LiveSequence], handovers: tuple[Ha
     for sequence, handover in zip(sequences, handovers, strict=True):
         sequence.token_ids.extend(handover.output)
         sequence.num_counted = handover.num_counted
+        sequence.num_scored = handover.num_scored
         sequence.num_preemptions = handover.num_preemptions
         sequence.num_deaths = handover.num_deaths
         sequence.tokens_at_death = handover.tokens_at_death
