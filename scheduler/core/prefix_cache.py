@@ -82,8 +82,9 @@ class PrefixCache:
         node = self._node_of.get(block)
         if node is None:
             return None
-        if node.block == block or node.tail is None:
+        if node.block == block:
             return node.tenant, node.cache_salt
+        assert node.tail is not None, "what is not a node's block is in its tail"
         return node.tail.tenant, node.cache_salt
 
     def indexed_blocks(self) -> list[int]:
@@ -98,7 +99,10 @@ class PrefixCache:
         return root
 
     def find(self, cache_salt: str, content: bytes, width: int) -> list[PrefixNode]:
-        """The longest run of blocks that begins with `content`, split into blocks of `width` bytes."""
+        """The longest run of blocks that begins with `content`, split into blocks of `width` bytes.
+
+        Tails on the way become nodes, which changes nothing that can be asked for, nor the order of any answer.
+        """
         found: list[PrefixNode] = []
         node = self._roots.get(cache_salt)
         if node is None:
@@ -155,7 +159,8 @@ class PrefixCache:
             self._node_of.update(dict.fromkeys(blocks, node))
 
     def _lengthen(self, node: PrefixNode, tail: Tail, content: bytes, blocks: list[int]) -> bool:
-        """Whether these blocks are a node's tail and what follows it; then they are its tail now."""
+        """Whether these blocks are a node's tail and what follows it; then they are its tail now.
+        Only the sequence that made it holds all of its blocks below this node, so they are the same tenant's."""
         length = len(tail.blocks)
         if blocks[:length] != tail.blocks or not content.startswith(tail.content):
             return False
@@ -166,31 +171,39 @@ class PrefixCache:
         return True
 
     def _unfold(self, node: PrefixNode, tokens: bytes) -> PrefixNode | None:
-        """Makes the places of a node's tail if it begins with these tokens. Returns the first."""
+        """Makes the places of a node's tail if it begins with these tokens. Returns the first, which comes before the
+        node's other children: a tail is hung only where there are none yet."""
         tail = node.tail
         if tail is None or not tail.content.startswith(tokens):
             return None
         node.tail = None
+        later, node.children = node.children, {}
         place = node
         for number, block in enumerate(tail.blocks):
             step = tail.content[number * tail.width : (number + 1) * tail.width]
             child = PrefixNode(place, step, node.cache_salt, block, tail.tenant)
             place.children[step] = self._node_of[block] = child
             place = child
+        node.children |= later
         return node.children[tokens]
 
     def below(self, first: PrefixNode) -> list[int]:
-        """All blocks whose prefix begins with this one, on whatever branch."""
+        """All blocks whose prefix begins with this one, on whatever branch. Their order does not depend on which tails
+        have become nodes, for plans depend on it where the blocks become free."""
         root = self._roots.get(first.cache_salt)
         twin = None if root is None else root.children.get(first.tokens)
-        blocks, nodes = [], [] if twin is None else [twin]
-        while nodes:
-            node = nodes.pop()
+        blocks: list[int] = []
+        rest: list[PrefixNode | Tail] = [] if twin is None else [twin]
+        while rest:
+            node = rest.pop()
+            if isinstance(node, Tail):
+                blocks += node.blocks
+                continue
             if node.block != NO_BLOCK:
                 blocks.append(node.block)
             if node.tail is not None:
-                blocks += node.tail.blocks
-            nodes += node.children.values()
+                rest.append(node.tail)
+            rest += node.children.values()
         return blocks
 
     def drop(self, blocks: Iterable[int]) -> None:

@@ -172,3 +172,15 @@ def test_nothing_is_left_behind_when_all_blocks_are_dropped() -> None:
     assert not any(node.in_tree or node.children for nodes in held for node in nodes)
     for number in range(3):
         assert cache.root(str(number)) is not held[number][0].parent, "the root of a salt that nobody uses stayed"
+
+
+@pytest.mark.parametrize("looked_up", list(itertools.product((False, True), repeat=3)))
+def test_the_order_of_what_lies_below_a_block_does_not_tell_who_was_looked_for(looked_up: tuple[bool, ...]) -> None:
+    """Blocks that are distrusted become free in this order, and plans must not depend on calls that only look."""
+    cache = PrefixCache()
+    chains = {(0, 1, 2): [1, 1, 2, 2, 3, 3], (0, 3): [1, 1, 4, 4], (0, 4, 5): [1, 1, 5, 5, 6, 6]}
+    for (blocks, token_ids), look in zip(chains.items(), looked_up, strict=True):
+        places = insert(cache, blocks, token_ids)
+        if look:
+            assert find(cache, token_ids) == list(blocks)
+    assert cache.below(places[0]) == [0, 4, 5, 3, 1, 2]
