@@ -13,9 +13,10 @@ import sys
 import threading
 import traceback
 from collections.abc import Callable
-from typing import TypeVar
+from typing import TypeVar, TypeVarTuple
 
 T = TypeVar("T")
+Arguments = TypeVarTuple("Arguments")
 
 
 class Executor:
@@ -40,9 +41,9 @@ class Executor:
             try:
                 result = function()
             except BaseException as error:  # whatever it is, it belongs to the caller
-                loop.call_soon_threadsafe(_settle, future, lambda raised=error: future.set_exception(raised))
+                post(loop, _settle, future, lambda raised=error: future.set_exception(raised))
             else:
-                loop.call_soon_threadsafe(_settle, future, lambda: future.set_result(result))
+                post(loop, _settle, future, lambda: future.set_result(result))
 
         self.submit(job)
         return await future
@@ -62,6 +63,15 @@ class Executor:
                 traceback.print_exc(file=sys.stderr)
             finally:
                 os._exit(1)
+
+
+def post(loop: asyncio.AbstractEventLoop, callback: Callable[[*Arguments], object], *arguments: *Arguments) -> None:
+    """Has the loop call this soon. From any thread; nothing happens if the loop is closed: a job may outlive it."""
+    try:
+        loop.call_soon_threadsafe(callback, *arguments)
+    except RuntimeError:
+        if not loop.is_closed():
+            raise
 
 
 def _settle(future: asyncio.Future[T], settle: Callable[[], None]) -> None:

@@ -11,7 +11,7 @@ import asyncio
 
 import structlog
 
-from worker.executor import Executor
+from worker.executor import Executor, post
 from worker.metrics import StepCounters
 from worker.runner import Runner
 from worker.step import PROTOCOL_VERSION, Capacity, Limits, Open, PlanError, StepPlan, StepResult
@@ -101,7 +101,7 @@ class Session:
         counters.copy_ns += result.copy_ns
 
     def _post(self, outcome: Outcome) -> None:
-        self._loop.call_soon_threadsafe(self._outcomes.put_nowait, outcome)
+        post(self._loop, self._outcomes.put_nowait, outcome)
 
 
 def check_open(open_: Open, capacity: Capacity) -> Limits:
