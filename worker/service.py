@@ -48,8 +48,9 @@ _STATUS = {
 class WorkerService(pb_grpc.WorkerServiceServicer):
     """Serves one runner, once `serve` was called; before that every call is UNAVAILABLE.
 
-    on_out_of_memory: called when memory ran out outside a step, or is gone that a session had before. A step that lacks
-    memory fails by itself; here nobody knows what is left undone, and only a new process has the memory again.
+    on_out_of_memory: called when memory ran out outside a step, or is gone that a session with at least these limits
+    had before. A step that lacks memory fails by itself; here nobody knows what is left undone, and only a new process
+    has the memory again. A session that asks for more than was ever there is refused, and the worker lives.
     """
 
     def __init__(self, executor: Executor, on_out_of_memory: Callable[[], None]) -> None:
@@ -58,6 +59,8 @@ class WorkerService(pb_grpc.WorkerServiceServicer):
         self.counters = StepCounters()
         self._loaded: tuple[Runner, Capacity] | None = None
         self._live: Session | None = None
+        # num_rows and max_model_len that there was memory for: nearly always those of one scheduler.
+        self._opened: set[tuple[int, int]] = set()
 
     @property
     def loaded(self) -> bool:
@@ -142,10 +145,11 @@ class WorkerService(pb_grpc.WorkerServiceServicer):
         try:
             session = Session(opening, limits, runner, self._executor, self.counters)
         except MemoryError as error:
-            if self.counters.sessions:
+            if any(limits.num_rows <= rows and limits.max_model_len <= tokens for rows, tokens in self._opened):
                 raise
-            rows = f"{limits.num_rows} rows of {limits.max_model_len} tokens"
-            raise OpenError(f"open.num_rows and open.max_model_len ask for {rows}: no memory for these") from error
+            size = f"{limits.num_rows} rows of {limits.max_model_len} tokens"
+            raise OpenError(f"open.num_rows and open.max_model_len ask for {size}: no memory for these") from error
+        self._opened.add((limits.num_rows, limits.max_model_len))
         if self._live is not None:
             self._live.end(SupersededError(f"a stream of epoch {session.epoch} took over from {self._live.epoch}"))
         self._live = session

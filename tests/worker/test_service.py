@@ -289,6 +289,35 @@ def test_an_open_that_does_not_fit_is_refused_by_name(llama: TinyModel) -> None:
     run(llama.path, scenario)
 
 
+def test_only_memory_that_there_was_before_is_missed(llama: TinyModel, monkeypatch: pytest.MonkeyPatch) -> None:
+    misses: list[str] = []
+
+    async def main() -> None:
+        async with serving(llama.path, on_out_of_memory=lambda: misses.append("memory")) as worker:
+            await worker.open(num_rows=4, max_model_len=100)
+            await worker.open(num_rows=2, max_model_len=200)
+            with monkeypatch.context() as patch:
+                patch.setattr("worker.runner.SequenceTable", exhausted)
+                for rows, tokens in ((5, 100), (4, 101), (2, 201), (3, 200)):
+                    code, details = await refused(worker, rows, tokens)
+                    assert code is grpc.StatusCode.INVALID_ARGUMENT
+                    assert f"ask for {rows} rows of {tokens} tokens: no memory" in details
+                assert not misses
+                await refused(worker, 3, 100)
+                assert misses
+            await works(await worker.open())
+
+    def exhausted(*_: object) -> None:
+        raise MemoryError
+
+    async def refused(worker: InProcessWorker, rows: int, tokens: int) -> tuple[grpc.StatusCode, str]:
+        stream = Stream(worker.stub)
+        await stream.send(await worker.opening(num_rows=rows, max_model_len=tokens))
+        return await stream.end()
+
+    asyncio.run(main())
+
+
 def test_health_and_reflection_answer_during_a_stream(llama: TinyModel) -> None:
     async def scenario(worker: InProcessWorker) -> None:
         stream = await worker.open()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import dataclasses
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 
 import grpc
@@ -104,12 +104,14 @@ class InProcessWorker:
 
 
 @contextlib.asynccontextmanager
-async def serving(model: Path, logits_width: int | None = None) -> AsyncIterator[InProcessWorker]:
+async def serving(
+    model: Path, logits_width: int | None = None, on_out_of_memory: Callable[[], None] | None = None
+) -> AsyncIterator[InProcessWorker]:
     """A worker of 64 device blocks of 4 tokens, and the 16 host blocks that are the default beside them.
 
-    logits_width: what it claims in place of the truth.
+    logits_width: what it claims in place of the truth. on_out_of_memory: as in `WorkerService`, by default a failure.
     """
-    server = WorkerServer(lambda: pytest.fail("memory ran out"))
+    server = WorkerServer(on_out_of_memory or (lambda: pytest.fail("memory ran out")))
     try:
         port = await server.listen("127.0.0.1", 0)
         config = WorkerConfig(
