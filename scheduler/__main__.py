@@ -32,10 +32,12 @@ def _wait_for_a_turn() -> None:
 
     On a machine whose every core computes, a wake-up would otherwise stop a thread of the worker in mid-step, and the
     others at their next barrier; plans are on their way a step ahead and can wait. Its share of the processors stays.
+    A policy other than the default is somebody's choice and stays as well.
     """
     if sys.platform == "linux":
         with contextlib.suppress(OSError):  # a sandbox may forbid it
-            os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
+            if os.sched_getscheduler(0) == os.SCHED_OTHER:
+                os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
 
 
 def main() -> int:
