@@ -16,7 +16,7 @@ _REASONS = {
 
 
 def check_torch() -> None:
-    """The worker computes with torch, which a plain `pip install octavo` leaves out."""
+    """The worker computes with torch, which a plain `pip install .` in Octavo's checkout leaves out."""
     if find_spec("torch") is None:
         raise LocalError("the worker needs torch, which is not installed: pip install '.[worker]' in Octavo's checkout")
 
