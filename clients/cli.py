@@ -10,8 +10,22 @@ import os
 import sys
 from collections.abc import Sequence
 from importlib import metadata
+from typing import Any
 
-from clients.commands import blocks, chat, demo, explain, generate, health, info, replay, requests, serve, tokenize
+from clients.commands import (
+    blocks,
+    chat,
+    demo,
+    explain,
+    generate,
+    health,
+    info,
+    options,
+    replay,
+    requests,
+    serve,
+    tokenize,
+)
 from clients.errors import OctavoError, UnavailableError
 from clients.local.errors import LocalError
 
@@ -38,10 +52,19 @@ def main(argv: Sequence[str] | None = None) -> int:
     return code
 
 
+class _Parser(argparse.ArgumentParser):
+    """Takes flags by their whole names: an abbreviation in a script would break with the next flag that begins so."""
+
+    def __init__(self, **settings: Any) -> None:
+        super().__init__(allow_abbrev=False, **settings)
+
+
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="octavo", description="Serve a language model, or talk to a server.")
+    parser = _Parser(prog="octavo", description="Serve a language model, or talk to a server.")
     parser.add_argument("--version", action="version", version=f"octavo {_version()}")
-    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    commands: options.Commands = parser.add_subparsers(
+        dest="command", required=True, metavar="COMMAND", parser_class=_Parser
+    )
     for command in (serve, generate, chat, demo, info, health, requests, explain, blocks, tokenize, replay):
         command.add_parser(commands)
     return parser

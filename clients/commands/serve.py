@@ -29,7 +29,6 @@ def add_parser(commands: options.Commands) -> None:
         "while the scheduler keeps its requests. Exits with 0 if no request was lost, with 1 if one was or a service "
         "cannot go on, with 130 if it is stopped before it serves, and with 128 and the signal's number if a second "
         "signal ends it.",
-        allow_abbrev=False,
     )
     parser.add_argument(
         "--model", metavar="MODEL", help="directory, FILE.gguf, or id on the Hugging Face Hub; or in the --config file"
