@@ -39,6 +39,8 @@ _MAX_COMPILED = 64
 _LOGGED_CHARACTERS = 200
 # Why llguidance stops a grammar that takes too much of anything; other reasons mean that nothing can follow.
 _TOO_COMPLEX = ("ParserTooComplex", "LexerTooComplex")
+# Of the same limit, where it is met while tokens are taken in and not while a mask is made: an internal error then.
+_TOO_MANY = "Too many items"
 
 _Mask = tuple[npt.NDArray[np.bool_] | None, RowFlag]
 
@@ -160,7 +162,8 @@ class RowMatcher:
 
     def _reason(self) -> RowFlag:
         assert self._matcher is not None
-        return RowFlag.GRAMMAR_TOO_SLOW if self._matcher.stop_reason() in _TOO_COMPLEX else RowFlag.DEAD_END
+        too_complex = self._matcher.stop_reason() in _TOO_COMPLEX or _TOO_MANY in self._matcher.get_error()
+        return RowFlag.GRAMMAR_TOO_SLOW if too_complex else RowFlag.DEAD_END
 
     def _fail(self, flag: RowFlag) -> _Mask:
         self._failed = flag
