@@ -39,8 +39,9 @@ _MAX_COMPILED = 64
 _LOGGED_CHARACTERS = 200
 # Why llguidance stops a grammar that takes too much of anything; other reasons mean that nothing can follow.
 _TOO_COMPLEX = ("ParserTooComplex", "LexerTooComplex")
-# Of the same limit, where it is met while tokens are taken in and not while a mask is made: an internal error then.
-_TOO_MANY = "Too many items"
+# In the first line about such a limit, where it is met while tokens are taken in and not while a mask is made: it is an
+# internal error then.
+_TOO_MANY = "too many"
 
 _Mask = tuple[npt.NDArray[np.bool_] | None, RowFlag]
 
@@ -149,9 +150,10 @@ class RowMatcher:
             return None, RowFlag.OK
         if tokens and not self._matcher.consume_tokens(tokens):
             return self._fail(self._reason())
-        begin = time.thread_time()
-        bitmask = self._matcher.compute_bitmask()
-        took = time.thread_time() - begin
+        bitmask, took = _timed_mask(self._matcher)
+        if took > self._matchers.mask_budget_s and not self._matcher.is_error():
+            # Once more, with warm caches: a disturbed processor is no reason to end a row.
+            bitmask, took = _timed_mask(self._matcher)
         if self._matcher.is_error():
             return self._fail(self._reason())
         if took > self._matchers.mask_budget_s:
@@ -162,9 +164,17 @@ class RowMatcher:
 
     def _reason(self) -> RowFlag:
         assert self._matcher is not None
-        too_complex = self._matcher.stop_reason() in _TOO_COMPLEX or _TOO_MANY in self._matcher.get_error()
+        error = self._matcher.get_error().partition("\n")[0].lower()
+        too_complex = self._matcher.stop_reason() in _TOO_COMPLEX or _TOO_MANY in error
         return RowFlag.GRAMMAR_TOO_SLOW if too_complex else RowFlag.DEAD_END
 
     def _fail(self, flag: RowFlag) -> _Mask:
         self._failed = flag
         return None, flag
+
+
+def _timed_mask(matcher: LLMatcher) -> tuple[bytes, float]:
+    """The mask of the next token, and the processor time that it took in seconds."""
+    begin = time.thread_time()
+    bitmask = matcher.compute_bitmask()
+    return bitmask, time.thread_time() - begin
