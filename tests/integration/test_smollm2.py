@@ -91,9 +91,9 @@ def test_each_of_forty_gets_what_transformers_says(
         assert_greedy(reference, prompt, together[len(prompt)])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
-    ("plans_in_flight", "withhold"),
-    [pytest.param(1, False, marks=pytest.mark.slow, id="one-plan"), pytest.param(2, True, id="withheld")],
+    ("plans_in_flight", "withhold"), [pytest.param(1, False, id="one-plan"), pytest.param(2, True, id="withheld")]
 )
 def test_with_another_pipeline_they_get_the_same(
     plans_in_flight: int,
