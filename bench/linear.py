@@ -9,7 +9,6 @@ every figure, medians too, to bench/results/linear.jsonl.
 from __future__ import annotations
 
 import ctypes
-import datetime
 import json
 import os
 import platform
@@ -25,6 +24,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
+from bench.machine import machine
 from kernels.cpu.library import load
 from kernels.cpu.ops import CpuOps
 from kernels.cpu.weight_memory import WeightMemory
@@ -183,17 +183,10 @@ def _has(storage: str, who: str) -> bool:
 
 
 def _setting() -> dict[str, Any]:
-    commit = subprocess.run(["git", "describe", "--always", "--dirty"], capture_output=True, text=True, check=False)
-    names = [line for line in Path("/proc/cpuinfo").read_text().splitlines() if line.startswith("model name")]
-    return {
-        "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
-        "cpu": names[0].partition(":")[2].strip() if names else platform.processor(),
-        "cores": os.cpu_count(),
+    return machine() | {
         "instruction_set": load().instruction_set,
         "torch": version("torch"),
         "python": platform.python_version(),
-        "load_average": round(os.getloadavg()[0], 2),
-        "octavo_commit": commit.stdout.strip(),
     }
 
 

@@ -1,10 +1,11 @@
-"""What machine and what revision a result belongs to, and what else kept the machine busy."""
+"""What machine and what revision a result belongs to, what kept it busy, and what is free on it."""
 
 from __future__ import annotations
 
 import datetime
 import os
 import platform
+import socket
 import subprocess
 from pathlib import Path
 from typing import Any
@@ -43,6 +44,20 @@ def busy_seconds() -> float:
     """CPU seconds that all processors together have spent on any process since boot."""
     user, nice, system, _, _, irq, softirq = map(int, Path("/proc/stat").read_text().split("\n")[0].split()[1:8])
     return (user + nice + system + irq + softirq) / _TICKS
+
+
+def process_seconds(pid: int) -> float:
+    """User and system time that a process has spent so far."""
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / _TICKS
+
+
+def free_port() -> int:
+    """A port that nobody has now."""
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        port: int = listener.getsockname()[1]
+    return port
 
 
 def _cpuinfo(field: str) -> str:

@@ -15,9 +15,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+from bench.machine import process_seconds
 from bench.workload import CASES, Case, Request
-
-_TICKS = os.sysconf("SC_CLK_TCK")
 
 
 class RefusedError(Exception):
@@ -118,8 +117,4 @@ def _cpu_seconds(engine: Engine) -> dict[str, float]:
 
 
 def _process_seconds(pid: int) -> float:
-    if pid == os.getpid():
-        return time.process_time()
-    with open(f"/proc/{pid}/stat") as file:
-        fields = file.read().rpartition(")")[2].split()
-    return (int(fields[11]) + int(fields[12])) / _TICKS
+    return time.process_time() if pid == os.getpid() else process_seconds(pid)

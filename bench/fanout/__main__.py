@@ -21,9 +21,7 @@ model: see `peer_vllm.py`, which needs .venv-vllm. --server bare is the least th
 from __future__ import annotations
 
 import argparse
-import datetime
 import json
-import os
 import platform
 import sys
 import time
@@ -37,6 +35,7 @@ from bench.fanout.figures import figures
 from bench.fanout.load import Arrival, Load
 from bench.fanout.pace import read_schedule
 from bench.fanout.servers import Server, bare, octavo
+from bench.machine import machine
 
 _RESULTS = Path("bench/results/fanout.jsonl")
 # What a server that falls behind gets to end what it has begun.
@@ -118,15 +117,10 @@ def main() -> int:
         warm_up_s=arguments.warm_up,
         replace=arguments.replace,
     )
-    machine = {
-        "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
-        "cpus": os.cpu_count(),
-        "python": platform.python_version(),
-        "flags": " ".join(arguments.flags),
-    }
+    setting = {"python": platform.python_version(), "flags": " ".join(arguments.flags)}
     _RESULTS.parent.mkdir(parents=True, exist_ok=True)
     for found in _runs(arguments, load):
-        line = json.dumps(machine | {"load": round(os.getloadavg()[0], 1)} | found)
+        line = json.dumps(machine() | setting | found)
         print(line, flush=True)
         with _RESULTS.open("a") as file:
             file.write(line + "\n")

@@ -24,7 +24,8 @@ from bench.fanout.client import Body
 from bench.fanout.http1 import CompletionConnection, read_arrivals
 from bench.fanout.load import Arrival, Load
 from bench.fanout.processes import Processes
-from bench.fanout.servers import Server, free_port
+from bench.fanout.servers import Server
+from bench.machine import free_port
 
 _PYTHON = Path(".venv-vllm/bin/python")
 _MODEL = Path(".models/SmolLM2-135M-Instruct-bf16")

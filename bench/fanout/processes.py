@@ -10,7 +10,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
-_TICKS = os.sysconf("SC_CLK_TCK")
+from bench.machine import process_seconds
+
 _PAGE = os.sysconf("SC_PAGE_SIZE")
 
 
@@ -43,10 +44,9 @@ class Processes:
     def sample(self) -> Sample:
         """Now."""
         pids = self.pids()
-        fields = [Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split() for pid in pids]
         return Sample(
             time.monotonic(),
-            tuple((int(field[11]) + int(field[12])) / _TICKS for field in fields),
+            tuple(map(process_seconds, pids)),
             sum(int(Path(f"/proc/{pid}/statm").read_text().split()[1]) for pid in pids) * _PAGE,
             time.process_time(),
         )

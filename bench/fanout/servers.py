@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import socket
 import subprocess
 import sys
 import tempfile
@@ -18,6 +17,7 @@ from bench.fanout.client import Body, Connection
 from bench.fanout.http2 import GrpcConnection, read_arrivals
 from bench.fanout.load import Arrival, Load
 from bench.fanout.processes import Processes
+from bench.machine import free_port
 from clients import Client
 
 MODEL = Path(".models/SmolLM2-135M-Instruct.Q4_1.gguf")
@@ -108,11 +108,3 @@ def _wait_serving(port: int) -> None:
     with Client(f"127.0.0.1:{port}") as client:
         while not client.health(timeout=10):
             time.sleep(0.05)
-
-
-def free_port() -> int:
-    """A port that nobody has now."""
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        port: int = listener.getsockname()[1]
-    return port

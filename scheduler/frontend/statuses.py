@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Awaitable, Callable
-from typing import Any, Final, NoReturn, TypeVar
+from collections.abc import Awaitable, Callable, Coroutine
+from typing import Any, Final, NoReturn, TypeAlias, TypeVar
 
 import grpc
 import structlog
@@ -22,21 +22,26 @@ MAX_MESSAGE_BYTES: Final = 1024
 _MAX_DESCRIPTION_BYTES: Final = 160
 _MAX_VIOLATIONS: Final = 24
 
-_Method = TypeVar("_Method", bound=Callable[..., Awaitable[Any]])
+_Servicer = TypeVar("_Servicer")
+_Request = TypeVar("_Request")
+_Answer = TypeVar("_Answer")
+_Context: TypeAlias = grpc.aio.ServicerContext[Any, Any]
 
 
-def with_status(method: _Method) -> _Method:
+def with_status(
+    method: Callable[[_Servicer, _Request, _Context], Awaitable[_Answer]],
+) -> Callable[[_Servicer, _Request, _Context], Coroutine[Any, Any, _Answer]]:
     """Of a servicer's method: whatever it raises ends the call with a status."""
 
     @functools.wraps(method)
-    async def call(self: object, request: Any, context: Any) -> Any:
+    async def call(self: _Servicer, request: _Request, context: _Context) -> _Answer:
         try:
             return await method(self, request, context)
         except Exception as error:
             rpc = rpc_status_of(error, _LOG.bind(method=method.__name__))
         return await abort(context, rpc)
 
-    return call  # type: ignore[return-value]
+    return call
 
 
 def rpc_status_of(error: Exception, log: FilteringBoundLogger) -> status_pb2.Status:

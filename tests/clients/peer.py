@@ -17,6 +17,7 @@ from google.rpc import error_details_pb2, status_pb2
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_status import rpc_status
 
+from clients import Completion, FinishReason
 from octavo.serving.v1 import (
     admin_pb2,
     admin_pb2_grpc,
@@ -38,6 +39,28 @@ def response(text: str = "", ids: tuple[int, ...] = (), **fields: Any) -> genera
 def last_response(**usage: Any) -> generation_pb2.GenerateResponse:
     """The last message of a stream."""
     return generation_pb2.GenerateResponse(request_id="r1", usage=generation_pb2.Usage(**usage))
+
+
+async def answer(request: Any, context: Any) -> AsyncIterator[generation_pb2.GenerateResponse]:
+    """ "Héy" in three deltas, the second of which has an id and no text yet."""
+    top = generation_pb2.TopLogprob(token_id=9, logprob=-0.5)
+    yield response("H", (7,), logprobs=[generation_pb2.TokenLogprob(token_id=7, logprob=-1.5, top=[top])])
+    yield response("", (8,), logprobs=[generation_pb2.TokenLogprob(token_id=8, logprob=-2.0)])
+    yield response("éy", (9, 2), finish_reason=generation_pb2.FINISH_REASON_STOP, stop_token_id=2)
+    yield last_response(prompt_tokens=5, cached_tokens=4, completion_tokens=4, queue_seconds=0.25)
+
+
+def check_completion(completion: Completion) -> None:
+    assert completion.text == "Héy"
+    assert completion.token_ids == (7, 8, 9, 2)
+    assert completion.request_id == "r1"
+    assert completion.finish_reason is FinishReason.STOP
+    assert completion.stop_token_id == 2
+    assert [(entry.token_id, entry.logprob) for entry in completion.logprobs] == [(7, -1.5), (8, -2.0)]
+    assert completion.logprobs[0].top[0].token_id == 9
+    assert completion.usage is not None
+    assert (completion.usage.prompt_tokens, completion.usage.cached_tokens) == (5, 4)
+    assert completion.usage.queue_seconds == 0.25
 
 
 async def fail(context: Any, code: grpc.StatusCode, message: str, *details: Any) -> None:

@@ -1,54 +1,20 @@
-"""Both clients against a scripted server: what arrives there, what comes back, and how calls end."""
+"""Both clients against a scripted server: what arrives there and what comes back."""
 
 from __future__ import annotations
 
 import asyncio
 import inspect
 import json
-import threading
 from collections.abc import AsyncIterator
 from typing import Any
 
-import grpc
 import pytest
-from google.protobuf import duration_pb2
-from google.rpc import error_details_pb2
 from grpc_health.v1 import health_pb2
 
 import clients
-from clients import AsyncClient, Client, FinishReason, Message, SamplingParams, ToolCall, Violation
+from clients import AsyncClient, Client, FinishReason, Message, SamplingParams, ToolCall
 from octavo.serving.v1 import admin_pb2, generation_pb2
-from tests.clients.peer import Peer, bad_request, fail, last_response, response
-
-CANCEL_CAP_S = 30
-
-
-async def answer(request: Any, context: Any) -> AsyncIterator[generation_pb2.GenerateResponse]:
-    """ "Héy" in three deltas, the second of which has an id and no text yet."""
-    top = generation_pb2.TopLogprob(token_id=9, logprob=-0.5)
-    yield response("H", (7,), logprobs=[generation_pb2.TokenLogprob(token_id=7, logprob=-1.5, top=[top])])
-    yield response("", (8,), logprobs=[generation_pb2.TokenLogprob(token_id=8, logprob=-2.0)])
-    yield response("éy", (9, 2), finish_reason=generation_pb2.FINISH_REASON_STOP, stop_token_id=2)
-    yield last_response(prompt_tokens=5, cached_tokens=4, completion_tokens=4, queue_seconds=0.25)
-
-
-async def endless(request: Any, context: Any) -> AsyncIterator[generation_pb2.GenerateResponse]:
-    """One delta and then nothing until the call is cancelled."""
-    yield response("a", (1,))
-    await asyncio.Event().wait()
-
-
-def check_completion(completion: clients.Completion) -> None:
-    assert completion.text == "Héy"
-    assert completion.token_ids == (7, 8, 9, 2)
-    assert completion.request_id == "r1"
-    assert completion.finish_reason is FinishReason.STOP
-    assert completion.stop_token_id == 2
-    assert [(entry.token_id, entry.logprob) for entry in completion.logprobs] == [(7, -1.5), (8, -2.0)]
-    assert completion.logprobs[0].top[0].token_id == 9
-    assert completion.usage is not None
-    assert (completion.usage.prompt_tokens, completion.usage.cached_tokens) == (5, 4)
-    assert completion.usage.queue_seconds == 0.25
+from tests.clients.peer import Peer, answer, check_completion, last_response, response
 
 
 def test_a_stream_gives_typed_deltas_and_then_the_usage(peer: Peer, target: str) -> None:
@@ -250,94 +216,6 @@ def test_empty_prompts_are_left_to_the_server(peer: Peer, target: str) -> None:
     assert [request.WhichOneof("prompt") for request in peer.requests] == ["text", "token_ids", "chat"]
 
 
-async def refuse(request: Any, context: Any) -> AsyncIterator[generation_pb2.GenerateResponse]:
-    await fail(
-        context,
-        grpc.StatusCode.INVALID_ARGUMENT,
-        "top_p is 0",
-        bad_request("sampling_params.top_p", "0 is not in (0, 1]"),
-        error_details_pb2.ErrorInfo(reason="INVALID_REQUEST"),
-    )
-    yield response()
-
-
-def check_refusal(error: clients.InvalidRequestError) -> None:
-    assert error.code is grpc.StatusCode.INVALID_ARGUMENT
-    assert error.message == "top_p is 0"
-    assert error.violations == (Violation("sampling_params.top_p", "0 is not in (0, 1]"),)
-    assert error.reason == "INVALID_REQUEST"
-    assert error.retry_after is None
-    assert str(error) == "INVALID_ARGUMENT: top_p is 0"
-
-
-def test_a_refusal_carries_the_violations(peer: Peer, target: str) -> None:
-    peer.script = refuse
-    with Client(target) as client:
-        with pytest.raises(clients.InvalidRequestError) as caught:
-            client.complete("x", top_p=0.0)
-        check_refusal(caught.value)
-        peer.script = answer
-        check_completion(client.complete("the next request works"))
-
-
-def test_an_asynchronous_refusal_carries_the_violations(peer: Peer, target: str) -> None:
-    peer.script = refuse
-
-    async def run() -> None:
-        async with AsyncClient(target) as client:
-            await client.complete("x", top_p=0.0)
-
-    with pytest.raises(clients.InvalidRequestError) as caught:
-        asyncio.run(run())
-    check_refusal(caught.value)
-
-
-def test_a_full_queue_says_when_to_try_again(peer: Peer, target: str) -> None:
-    async def full(request: Any, context: Any) -> AsyncIterator[generation_pb2.GenerateResponse]:
-        retry = error_details_pb2.RetryInfo(retry_delay=duration_pb2.Duration(seconds=1, nanos=500_000_000))
-        await fail(context, grpc.StatusCode.RESOURCE_EXHAUSTED, "full", retry)
-        yield response()
-
-    peer.script = full
-    with Client(target) as client, pytest.raises(clients.ResourceExhaustedError) as caught:
-        client.complete("x")
-    assert caught.value.retry_after == 1.5
-
-
-@pytest.mark.parametrize(
-    ("code", "kind"),
-    [
-        (grpc.StatusCode.NOT_FOUND, clients.NotFoundError),
-        (grpc.StatusCode.ALREADY_EXISTS, clients.AlreadyExistsError),
-        (grpc.StatusCode.UNAVAILABLE, clients.UnavailableError),
-        (grpc.StatusCode.INTERNAL, clients.InternalError),
-        (grpc.StatusCode.UNIMPLEMENTED, clients.OctavoError),
-    ],
-)
-def test_each_status_has_its_exception(
-    peer: Peer, target: str, code: grpc.StatusCode, kind: type[clients.OctavoError]
-) -> None:
-    async def failing(request: Any, context: Any) -> AsyncIterator[generation_pb2.GenerateResponse]:
-        yield response("a", (1,))
-        await context.abort(code, "why")
-
-    peer.script = failing
-    with Client(target) as client:
-        stream = client.generate("x")
-        assert next(stream).text == "a"
-        with pytest.raises(clients.OctavoError) as caught:
-            next(stream)
-    assert type(caught.value) is kind
-    assert (caught.value.code, caught.value.message, caught.value.violations) == (code, "why", ())
-
-
-def test_a_timeout_is_the_deadline_of_the_call(peer: Peer, target: str) -> None:
-    peer.script = endless
-    with Client(target) as client, pytest.raises(clients.DeadlineError):
-        client.complete("x", timeout=0.2)
-    assert peer.cancelled.wait(CANCEL_CAP_S)
-
-
 def surface(kind: type) -> dict[str, tuple[inspect.Parameter, ...]]:
     """Public names and their parameters; names that asyncio's conventions change are those of the synchronous twin."""
     synchronous = {"aclose": "close", "__aenter__": "__enter__", "__aexit__": "__exit__", "__aiter__": "__iter__"}
@@ -356,153 +234,6 @@ def surface(kind: type) -> dict[str, tuple[inspect.Parameter, ...]]:
 def test_both_clients_have_the_same_methods_with_the_same_parameters(synchronous: type, asynchronous: type) -> None:
     assert surface(synchronous) == surface(asynchronous)
     assert {"__init__", "__enter__", "close"} < set(surface(synchronous))
-
-
-def test_nobody_answers() -> None:
-    with Client("127.0.0.1:1") as client, pytest.raises(clients.UnavailableError):
-        client.health(timeout=10)
-
-
-def test_closing_a_stream_cancels_the_call(peer: Peer, target: str) -> None:
-    peer.script = endless
-    with Client(target) as client:
-        stream = client.generate("x")
-        assert next(stream).text == "a"
-        stream.close()
-        assert list(stream) == []
-        assert peer.cancelled.wait(CANCEL_CAP_S)
-
-
-def test_closing_a_stream_ends_the_iteration_of_another_thread(peer: Peer, target: str) -> None:
-    peer.script = endless
-    with Client(target) as client:
-        stream = client.generate("x")
-        first = threading.Event()
-        texts: list[str] = []
-
-        def read() -> None:
-            for delta in stream:
-                texts.append(delta.text)
-                first.set()
-
-        reader = threading.Thread(target=read)
-        reader.start()
-        assert first.wait(CANCEL_CAP_S)
-        stream.close()
-        reader.join(CANCEL_CAP_S)
-        assert not reader.is_alive()
-        assert texts == ["a"]
-
-
-def test_breaking_out_of_a_loop_cancels_the_call(peer: Peer, target: str) -> None:
-    peer.script = endless
-    with Client(target) as client:
-        for _ in client.generate("x"):
-            break
-        assert peer.cancelled.wait(CANCEL_CAP_S)
-
-
-def test_closing_an_asynchronous_stream_cancels_the_call(peer: Peer, target: str) -> None:
-    peer.script = endless
-
-    async def run() -> list[str]:
-        async with AsyncClient(target) as client:
-            stream = client.generate("x")
-            first = await anext(stream)
-            reader = asyncio.create_task(_texts(stream))
-            await asyncio.sleep(0)  # the reader waits for the next delta
-            await stream.aclose()
-            assert await asyncio.to_thread(peer.cancelled.wait, CANCEL_CAP_S)
-            return [first.text, *await reader]
-
-    assert asyncio.run(run()) == ["a"]
-
-
-def test_cancelling_the_task_cancels_the_call(peer: Peer, target: str) -> None:
-    peer.script = endless
-
-    async def run() -> None:
-        async with AsyncClient(target) as client:
-            task = asyncio.create_task(client.complete("x"))
-            assert await asyncio.to_thread(peer.requested.wait, CANCEL_CAP_S)
-            task.cancel()
-            with pytest.raises(asyncio.CancelledError):
-                await task
-            assert await asyncio.to_thread(peer.cancelled.wait, CANCEL_CAP_S)
-
-    asyncio.run(run())
-
-
-async def _texts(stream: clients.AsyncDeltaStream) -> list[str]:
-    return [delta.text async for delta in stream]
-
-
-def test_closing_the_client_fails_its_streams(peer: Peer, target: str) -> None:
-    peer.script = endless
-
-    async def run() -> None:
-        client = AsyncClient(target)
-        stream = client.generate("x")
-        await anext(stream)
-        await client.aclose()
-        with pytest.raises(clients.OctavoError) as caught:
-            await anext(stream)
-        assert caught.value.code is grpc.StatusCode.CANCELLED
-
-    asyncio.run(run())
-
-
-@pytest.mark.parametrize(
-    ("keywords", "field"),
-    [
-        ({"max_tokens": -1}, "sampling_params.max_tokens"),
-        ({"temperature": "hot"}, "sampling_params.temperature"),
-        ({"stop_token_ids": [2**32]}, "sampling_params.stop_token_ids"),
-        ({"priority": 2**31}, "priority"),
-        ({"tenant": 7}, "tenant"),
-        ({"stop": ["\ud800"]}, "sampling_params.stop"),
-        ({"stop": "x"}, "sampling_params.stop"),
-        ({"stop": 7}, "sampling_params.stop"),
-        ({"temperature": [1.0]}, "sampling_params.temperature"),
-        ({"json_schema": {"enum": {1}}}, "sampling_params.json_schema"),
-        ({"bad_words": "xy"}, "sampling_params.bad_words"),
-        ({"choice": "yes"}, "sampling_params.choice"),
-    ],
-)
-def test_what_cannot_be_sent_is_refused_by_name(target: str, keywords: dict[str, Any], field: str) -> None:
-    with Client(target) as client, pytest.raises(clients.InvalidRequestError) as caught:
-        client.generate("x", **keywords)
-    assert [violation.field for violation in caught.value.violations] == [field]
-    assert str(next(iter(keywords.values()))) in caught.value.message
-
-
-def check_forms(error: clients.InvalidRequestError) -> None:
-    fields = ["sampling_params.regex", "sampling_params.choice"]
-    assert [violation.field for violation in error.violations] == fields
-    assert f"at most one of {', '.join(fields)}" in error.message
-
-
-def test_two_forms_of_structured_output_are_refused(target: str) -> None:
-    async def run() -> None:
-        async with AsyncClient(target) as client:
-            await client.complete("a", regex="a", choice=["b"])
-
-    with Client(target) as client, pytest.raises(clients.InvalidRequestError) as caught:
-        client.complete("a", regex="a", choice=["b"])
-    check_forms(caught.value)
-    with pytest.raises(clients.InvalidRequestError) as caught:
-        asyncio.run(run())
-    check_forms(caught.value)
-
-
-def test_misuse_is_a_python_error(target: str) -> None:
-    with Client(target) as client:
-        with pytest.raises(TypeError, match="exactly one of prompt, messages and token_ids, not none"):
-            client.generate()
-        with pytest.raises(TypeError, match="not prompt and token_ids"):
-            client.generate("x", token_ids=[1])
-        with pytest.raises(TypeError, match="max_token"):
-            client.generate("x", max_token=4)  # type: ignore[call-arg]
 
 
 def test_model_info_stats_and_health(peer: Peer, target: str) -> None:
