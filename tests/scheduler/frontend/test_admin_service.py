@@ -12,8 +12,6 @@ from typing import Any
 import grpc
 import pytest
 from google.protobuf import json_format
-from google.rpc import error_details_pb2
-from grpc_status import rpc_status
 
 from octavo.serving.v1 import admin_pb2, admin_pb2_grpc, generation_pb2, generation_pb2_grpc, sampling_pb2
 from scheduler.core.config import CoreConfig
@@ -23,6 +21,7 @@ from scheduler.frontend.service import GenerationServicer
 from scheduler.frontend.stats import BlockStats, CounterStats, QueueStats, Stats, WorkerStats
 from scheduler.frontend.tokenizer import Tokenizer
 from tests.oracle.tokenizer import byte_ids
+from tests.scheduler.frontend.calls import failure, until
 from tests.scheduler.frontend.driven_engine import DrivenEngine
 from tests.scheduler.frontend.gated_tokenizer import gated
 
@@ -79,11 +78,6 @@ Test = Callable[[Service], Awaitable[None]]
 Run = Callable[[Test], None]
 
 
-async def until(condition: Callable[[], bool]) -> None:
-    while not condition():  # noqa: ASYNC110 - the conditions are plain values, which signal nothing
-        await asyncio.sleep(0.005)
-
-
 @asynccontextmanager
 async def serve(engine: DrivenEngine) -> AsyncIterator[Service]:
     server = grpc.aio.server()
@@ -115,19 +109,6 @@ def run(byte_tokenizer: Tokenizer, model: ModelInfo) -> Run:
         asyncio.run(whole())
 
     return runner
-
-
-async def failure(call: Awaitable[Any]) -> tuple[grpc.aio.AioRpcError, dict[str, Any]]:
-    """The error of a call and its details by the name of their type."""
-    with pytest.raises(grpc.aio.AioRpcError) as raised:
-        await call
-    status = rpc_status.from_call(raised.value)  # type: ignore[arg-type]
-    details: dict[str, Any] = {}
-    for box in status.details:
-        detail = getattr(error_details_pb2, box.TypeName().rsplit(".", 1)[-1])()
-        assert box.Unpack(detail)
-        details[type(detail).__name__] = detail
-    return raised.value, details
 
 
 async def violation(call: Awaitable[Any]) -> tuple[str, str]:
