@@ -39,7 +39,7 @@ from scheduler.core.preemption_policy import Rates
 from scheduler.core.result import End, EndReason, StepOutput, StepResult
 from scheduler.core.sequence import SequenceSpec
 from scheduler.core.settle import Settlement, check_result
-from scheduler.core.snapshot import SequenceSnapshot, Snapshot
+from scheduler.core.snapshot import Snapshot
 
 # How far behind a sequence that waits for blocks the queue is searched for one that fits.
 OVERTAKE_WINDOW = 16
@@ -470,22 +470,4 @@ class Scheduler:
 
     def snapshot(self) -> Snapshot:
         """All queues, rows and blocks as they are now. Takes time in proportion to sequences and blocks."""
-        pool = self._at.blocks.pool
-        return Snapshot(
-            epoch=self.epoch,
-            plans_in_flight=tuple(plan.step_id for plan in self._at.in_flight),
-            waiting=tuple(SequenceSnapshot.of(sequence) for sequence in self._at.waiting),
-            running=tuple(SequenceSnapshot.of(sequence) for sequence in self._at.running),
-            swapped=tuple(SequenceSnapshot.of(sequence) for sequence in self._at.swapped),
-            num_live=len(self._at.live),
-            suspects=tuple(sequence.spec.sequence_id for sequence in self._at.suspects),
-            num_deadlines=len(self._deadlines),
-            free_rows=tuple(sorted(self._at.free_rows)),
-            num_free_blocks=pool.num_free,
-            num_cached_blocks=pool.num_cached,
-            num_indexed_blocks=len(self._at.blocks.prefix_cache),
-            block_references=tuple(pool.references(block) for block in range(pool.num_blocks)),
-            pinned_blocks=tuple(group.pinned for group in self._at.forking if group.pinned is not None),
-            num_host_blocks=self._at.host.num_blocks,
-            num_free_host_blocks=self._at.host.num_free,
-        )
+        return Snapshot.of(self._at, epoch=self.epoch, num_deadlines=len(self._deadlines))

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from scheduler.core.history import Decision
 from scheduler.core.live import LiveSequence, Queue
+from scheduler.core.places import Places
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -107,3 +108,26 @@ class Snapshot:
     num_free_host_blocks: int = 0
     block_references: tuple[int, ...]
     pinned_blocks: tuple[int, ...] = ()
+
+    @classmethod
+    def of(cls, places: Places, *, epoch: int, num_deadlines: int) -> Snapshot:
+        """The core as it is now."""
+        pool = places.blocks.pool
+        return cls(
+            epoch=epoch,
+            plans_in_flight=tuple(plan.step_id for plan in places.in_flight),
+            waiting=tuple(SequenceSnapshot.of(sequence) for sequence in places.waiting),
+            running=tuple(SequenceSnapshot.of(sequence) for sequence in places.running),
+            swapped=tuple(SequenceSnapshot.of(sequence) for sequence in places.swapped),
+            num_live=len(places.live),
+            suspects=tuple(sequence.spec.sequence_id for sequence in places.suspects),
+            num_deadlines=num_deadlines,
+            free_rows=tuple(sorted(places.free_rows)),
+            num_free_blocks=pool.num_free,
+            num_cached_blocks=pool.num_cached,
+            num_indexed_blocks=len(places.blocks.prefix_cache),
+            block_references=tuple(pool.references(block) for block in range(pool.num_blocks)),
+            pinned_blocks=tuple(group.pinned for group in places.forking if group.pinned is not None),
+            num_host_blocks=places.host.num_blocks,
+            num_free_host_blocks=places.host.num_free,
+        )

@@ -41,9 +41,11 @@ def limited(server: Cluster, spare_bytes: int) -> Iterator[None]:
     found = re.search(r"VmData:\s+(\d+) kB", Path(f"/proc/{pid}/status").read_text())
     assert found is not None
     resource.prlimit(pid, resource.RLIMIT_DATA, (int(found[1]) * 1024 + spare_bytes, resource.RLIM_INFINITY))
-    yield
-    if server.worker.process.pid == pid:
-        resource.prlimit(pid, resource.RLIMIT_DATA, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
+    try:
+        yield
+    finally:
+        if server.worker.process.pid == pid:
+            resource.prlimit(pid, resource.RLIMIT_DATA, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
 
 
 def begin(server: Cluster) -> list[tuple[DeltaStream, list[Delta]]]:
