@@ -29,6 +29,7 @@ from scheduler.assembly import (
     read_stats,
 )
 from scheduler.channel import SERVER_OPTIONS
+from scheduler.collector import collect_seldom
 from scheduler.config import SchedulerConfig
 from scheduler.engine import Engine
 from scheduler.frontend.admin.service import AdminServicer
@@ -116,6 +117,7 @@ async def serve(config: SchedulerConfig, tokenizer: Tokenizer) -> int:
         inspector = Inspector(lambda: inspected_workers(engine), frontend.requests)
         admin = AdminServicer(lambda: read_stats(engine), inspector, local, engine.steps)
         admin_pb2_grpc.add_AdminServiceServicer_to_server(admin, server)
+        collect_seldom()
         starting.ready = True
         log.info("serving", model=model.served_model_name)
         running = asyncio.create_task(_run(engine, roster, address, frontend))

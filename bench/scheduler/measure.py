@@ -148,7 +148,7 @@ def serve(make: Callable[[Case], Contender], versions: dict[str, str]) -> None:
         case = Case(**command["case"])
         contender = make(case)
         gc.collect()
-        gc.freeze()  # as vLLM's engine does once it is up
+        gc.freeze()  # as both engines do once they are up
         answer: Any
         if "waiting" in command:
             answer = waiting_bytes(contender, **command["waiting"])

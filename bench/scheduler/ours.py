@@ -6,6 +6,7 @@ import platform
 
 from bench.scheduler.measure import serve
 from bench.scheduler.workload import BLOCK_SIZE, TOKEN_BUDGET, Case, Request, sampled_token
+from scheduler.collector import collect_seldom
 from scheduler.core.config import CoreConfig
 from scheduler.core.plan import StepPlan
 from scheduler.core.result import StepOutput, StepResult
@@ -28,6 +29,7 @@ class Octavo:
                 max_num_waiting=1 << 20,
             )
         )
+        collect_seldom()  # as the service does
 
     def prepare(self, request: Request) -> SequenceSpec:
         return SequenceSpec(sequence_id=request.number, prompt=tuple(request.prompt), max_tokens=request.num_output)

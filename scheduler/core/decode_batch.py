@@ -67,9 +67,11 @@ class DecodeBatch:
         self.settled = 0
         self._block_size = block_size
         # Tokens of the last settled plans, a ring of columns of fixed width, so that a member's are one strided slice.
-        # No member has more unwritten than a block and what was in flight when it was last looked at.
+        # A member is looked at when its blocks are full. What it has unwritten is then written back if the ring would
+        # not hold it, a block's more and what was in flight now.
         self._width = width
-        self._depth = block_size + 8
+        self._spare = 3 * block_size
+        self._depth = self._spare + block_size + 8
         self._log = array("I", bytes(4 * width * self._depth))
         self._sequences: list[LiveSequence] = []
         self._ids: list[int] = []
@@ -183,7 +185,8 @@ class DecodeBatch:
         """The members whose blocks are full now, in order of service. Each needs a new date, or leaves."""
         full = sorted(self._full.pop(self.clock, {}).values(), key=_KEY)
         for sequence in full:
-            self._write_back(sequence)
+            if self.settled - sequence.written > self._spare:
+                self._write_back(sequence)
         return full
 
     def take_last(self) -> list[LiveSequence]:

@@ -89,6 +89,7 @@ class Places:
         if reason is EndReason.NON_FINITE:
             sequence.num_void_plans = sequence.num_in_flight_plans  # that its rows in those fail too says nothing new
         sequence.queue = Queue.FINISHED
+        sequence.group = None  # it names its leader: a cycle that only the garbage collector would end
         del self.live[sequence.spec.sequence_id]
         self.counters.finished += 1
         return End(

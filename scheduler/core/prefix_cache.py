@@ -24,7 +24,7 @@ NO_BLOCK = -1
 
 def token_bytes(token_ids: Sequence[int]) -> bytes:
     """Token ids in a fixed-width form: smaller than tuples, and hashed once."""
-    return array("I", token_ids).tobytes()
+    return (token_ids if isinstance(token_ids, array) else array("I", token_ids)).tobytes()
 
 
 class Tail:

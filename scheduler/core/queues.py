@@ -35,13 +35,18 @@ class OrderedQueue:
 
     def insert(self, sequence: LiveSequence) -> None:
         """Puts a sequence where its key belongs."""
-        index = bisect_right(self._keys, sequence.key)
-        self._keys.insert(index, sequence.key)
+        key, keys = sequence.key, self._keys
+        if not keys or key >= keys[-1]:  # most come in order
+            keys.append(key)
+            self._items.append(sequence)
+            return
+        index = bisect_right(keys, key)
+        keys.insert(index, key)
         self._items.insert(index, sequence)
 
     def remove(self, sequence: LiveSequence) -> None:
         """Takes a sequence out, wherever it is."""
-        index = bisect_left(self._keys, sequence.key)
+        index = 0 if self._items[0] is sequence else bisect_left(self._keys, sequence.key)
         assert self._items[index] is sequence
         del self._keys[index]
         del self._items[index]

@@ -17,6 +17,7 @@ from grpc_reflection.v1alpha import reflection
 
 from octavo.serving.v1 import admin_pb2
 from scheduler.channel import SHARED_SERVER_OPTIONS
+from scheduler.collector import collect_seldom
 from scheduler.frontend.frontend import Frontend
 from scheduler.frontend.malformed import MalformedRequestInterceptor
 from scheduler.frontend.server import SERVICES, add_services, make_frontend
@@ -113,6 +114,7 @@ class FrontendProcess:
             sequence_ids=itertools.count(self._listen.first_sequence_id),
         )
         add_services(self._server, self._frontend, config)
+        collect_seldom()
         self._starting.ready = True
         self._channel.send(Serving())
 

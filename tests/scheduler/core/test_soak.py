@@ -67,6 +67,18 @@ def test_a_hundred_thousand_requests_leave_no_block_row_or_map_entry_behind() ->
     assert _num_objects() == others, "the core still holds on to what has ended"
 
 
+def test_the_core_makes_no_cycles_that_only_the_garbage_collector_would_find() -> None:
+    core = Scheduler(_SMALL)
+    gc.collect()
+    gc.disable()
+    try:
+        _serve(core, num_requests=2_000)
+        assert core.counters.forks > 0
+        assert gc.collect() == 0
+    finally:
+        gc.enable()
+
+
 def test_one_that_ends_long_before_max_tokens_is_not_kept_until_then() -> None:
     others = _num_objects()
     core = Scheduler(CoreConfig(num_blocks=1 << 16, max_num_waiting=1))
