@@ -58,7 +58,8 @@ class BlockManager:
         nodes = self._find_for(sequence)
         hits = [node.block for node in nodes]
         need = blocks_for(len(sequence.token_ids), self._block_size) - len(hits)
-        if pool.num_available - pool.num_cached_of(hits) - need - num_more < watermark:
+        spare = pool.num_available - need - num_more - watermark
+        if spare < len(hits) and spare < pool.num_cached_of(hits):  # hits that others hold take nothing
             return None
         pool.share(hits)
         fresh = pool.take(need + num_more)

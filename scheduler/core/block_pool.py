@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable, Iterable
+from itertools import islice
 
 
 class BlockPool:
@@ -57,7 +58,9 @@ class BlockPool:
         taken = free[: kept - 1 : -1] if kept else free[::-1]
         del free[kept:]
         if len(taken) < count:
-            evicted = [cached.popitem(last=False)[0] for _ in range(count - len(taken))]
+            evicted = list(islice(cached, count - len(taken)))
+            for block in evicted:
+                del cached[block]
             self._on_evict(evicted)
             taken += evicted
         for block in taken:

@@ -102,7 +102,7 @@ class Places:
     def forget_deaths(self, sequence: LiveSequence) -> None:
         """Takes a sequence off the books of those that were in flight at deaths."""
         for queue in (self.suspects, self.survivors):
-            if sequence in queue:
+            if queue and sequence in queue:
                 queue.remove(sequence)
 
     def preempt(self, sequence: LiveSequence, *, swap: bool, trusted: bool = True) -> None:

@@ -57,19 +57,19 @@ class PlanBuilder:
 
     def admit(self, sequence: LiveSequence) -> None:
         """Announces a sequence, as it is before this plan computes anything of it, to its row."""
-        spec = sequence.spec
+        spec, num_output = sequence.spec, sequence.num_output
         self._admissions.append(
             Admission(
                 sequence_id=spec.sequence_id,
                 row=sequence.row,
                 num_prompt_tokens=len(spec.prompt),
-                token_ids=tuple(sequence.token_ids) if sequence.num_output else spec.prompt,
+                token_ids=tuple(sequence.token_ids) if num_output else spec.prompt,
                 blocks=tuple(sequence.blocks),
                 num_computed_tokens=sequence.num_computed,
                 sampling=spec.sampling,
                 adapter_id=0,
                 seed=spec.seed,
-                output_index=sequence.num_output,
+                output_index=num_output,
                 num_scored_tokens=sequence.num_scored,
             )
         )

@@ -180,11 +180,15 @@ class Settlement:
     def _account(self, planned: PlannedRow) -> None:
         """Splits the row's tokens into those computed for the first time and those computed again."""
         sequence = planned.sequence
-        end = planned.start + planned.num_tokens
-        first_time = max(0, end - max(planned.start, sequence.num_counted))
+        end, counted = planned.start + planned.num_tokens, sequence.num_counted
+        if counted <= planned.start:
+            self._counters.kept_tokens += planned.num_tokens
+            sequence.num_counted = end
+            return
+        first_time = max(0, end - counted)
         self._counters.kept_tokens += first_time
         self._counters.recomputed_tokens += planned.num_tokens - first_time
-        sequence.num_counted = max(sequence.num_counted, end)
+        sequence.num_counted = max(counted, end)
 
 
 def _select(column: tuple[_T, ...], kept: list[int] | None) -> tuple[_T, ...]:
