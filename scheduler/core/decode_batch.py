@@ -107,7 +107,7 @@ class DecodeBatch:
         self._rows.append(sequence.row)
         self._stops.add(sequence.spec.stop_token_ids)
         self._columns = None
-        sequence.last_date = self.clock + sequence.max_tokens - sequence.num_planned_output
+        sequence.last_date = self.clock + sequence.max_len - sequence.planned_len
         self._last.setdefault(sequence.last_date, {})[sequence.spec.sequence_id] = sequence
         self.set_date(sequence, len(sequence.blocks) * self._block_size - sequence.num_computed)
 

@@ -22,11 +22,10 @@ def blocks_needed(spec: SequenceSpec, block_size: int) -> int:
     return blocks_for(len(spec.prompt) + num_output - 1, block_size)
 
 
-def max_tokens_within(spec: SequenceSpec, num_blocks: int, block_size: int) -> int:
-    """Tokens that a sequence may generate with this pool; 0 or less if its prompt does not fit."""
-    if not spec.open_ended:
-        return spec.max_tokens
-    return min(spec.max_tokens, num_blocks * block_size + 1 - len(spec.prompt))
+def max_len_within(spec: SequenceSpec, num_blocks: int, block_size: int) -> int:
+    """Tokens that a sequence may have with this pool, its prompt included; no more than that if it does not fit."""
+    max_len = len(spec.prompt) + spec.max_tokens
+    return min(max_len, num_blocks * block_size + 1) if spec.open_ended else max_len
 
 
 def check_group(

@@ -28,7 +28,8 @@ class LiveSequence:
     """The state of one sequence. Two kinds of progress are kept apart: settled (results are back) and planned.
 
     key: order of service, (priority, arrival). It never changes, so a preempted sequence keeps its place.
-    max_tokens: the spec's, or what the pool holds if its end is open.
+    max_len: known tokens at which it ends: the prompt's and the spec's max_tokens, or what the pool holds if its end is
+      open.
     token_ids: the prompt and all settled output tokens, but for those that the decode batch has not written back.
     decoding: the batch it decodes in, one token per plan, or None. While it is set, the three counts below hold what
       they were at `joined_at`; `decoding.clock` says how many plans have come since. slot: its place in the columns.
@@ -61,7 +62,7 @@ class LiveSequence:
         "joined_at",
         "key",
         "last_date",
-        "max_tokens",
+        "max_len",
         "nodes",
         "num_computed",
         "num_counted",
@@ -86,7 +87,7 @@ class LiveSequence:
         self.spec = spec
         self.arrival = arrival
         self.key = (priority, arrival)
-        self.max_tokens = spec.max_tokens
+        self.max_len = len(spec.prompt) + spec.max_tokens
         self.token_ids = array("I", spec.prompt)
         self.decoding: DecodeBatch | None = None
         self.joined_at = self.slot = self.written = self.full_date = self.last_date = 0
@@ -114,17 +115,16 @@ class LiveSequence:
         return len(self.token_ids) - len(self.spec.prompt) + unwritten
 
     @property
-    def num_planned_output(self) -> int:
-        """Output tokens, those in flight included. Not kept while it decodes."""
-        return self.num_output + self.num_in_flight_tokens
+    def planned_len(self) -> int:
+        """Known tokens, those in flight included. Not kept while it decodes."""
+        return len(self.token_ids) + self.num_in_flight_tokens
 
     @property
     def num_uncomputed(self) -> int:
-        """Tokens that a plan may compute now. 0 while the next one is not sampled yet, and once the last token that
-        max_tokens allows is sampled or in flight: its KV is never needed. Not kept while it decodes."""
-        if self.num_planned_output >= self.max_tokens:
-            return 0
-        return len(self.token_ids) + self.num_in_flight_tokens - self.num_computed
+        """Tokens that a plan may compute now. 0 while the next one is not sampled yet, and once the last token is
+        sampled or in flight: its KV is never needed. Not kept while it decodes."""
+        planned = self.planned_len
+        return planned - self.num_computed if planned < self.max_len else 0
 
     @property
     def progress(self) -> tuple[int, int, int]:

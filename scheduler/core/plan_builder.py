@@ -85,8 +85,7 @@ class PlanBuilder:
 
     def compute(self, sequence: LiveSequence, num_tokens: int) -> bool:
         """Schedules the next tokens of a sequence and advances its planned progress; returns whether it samples."""
-        known = len(sequence.token_ids) + sequence.num_in_flight_tokens
-        samples = sequence.num_computed + num_tokens == known
+        samples = sequence.num_computed + num_tokens == sequence.planned_len
         self.rows.append(PlannedRow(sequence, sequence.num_computed, num_tokens, samples))
         self.budget -= num_tokens
         sequence.num_computed += num_tokens

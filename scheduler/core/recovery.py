@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from scheduler.core import suspects
 from scheduler.core.history import DecisionKind
-from scheduler.core.limits import blocks_needed, max_tokens_within
+from scheduler.core.limits import blocks_needed, max_len_within
 from scheduler.core.live import LiveSequence, Queue, blocks_for
 from scheduler.core.places import Places
 from scheduler.core.plan_builder import PlanInFlight
@@ -65,10 +65,10 @@ def _end_too_large(places: Places, num_blocks: int) -> tuple[End, ...]:
                 sequence.group.waiting = []
     ends = []
     for sequence in list(places.waiting):
-        sequence.max_tokens = max_tokens_within(sequence.spec, num_blocks, block_size)
+        sequence.max_len = max_len_within(sequence.spec, num_blocks, block_size)
         if blocks_needed(sequence.spec, block_size) > num_blocks:
             ends.append(places.end(sequence, EndReason.CAPACITY))
-        elif sequence.num_output >= sequence.max_tokens:
+        elif len(sequence.token_ids) >= sequence.max_len:
             ends.append(places.end(sequence, EndReason.LENGTH))
     return tuple(ends)
 

@@ -29,7 +29,7 @@ from scheduler.core.forks import Group
 from scheduler.core.handover import Handover
 from scheduler.core.history import DecisionKind
 from scheduler.core.host_pool import HostPool
-from scheduler.core.limits import check_group, max_tokens_within
+from scheduler.core.limits import check_group, max_len_within
 from scheduler.core.live import LiveSequence, Queue
 from scheduler.core.places import Places
 from scheduler.core.plan import IDLE, WAITING, Idle, StepPlan, Waiting
@@ -136,7 +136,7 @@ class Scheduler:
         arrival = self._num_arrivals if spec.arrival is None else spec.arrival
         self._num_arrivals = max(self._num_arrivals, arrival + 1)
         sequence = LiveSequence(spec, arrival, priority)
-        sequence.max_tokens = max_tokens_within(spec, self._at.blocks.pool.num_blocks, self.config.block_size)
+        sequence.max_len = max_len_within(spec, self._at.blocks.pool.num_blocks, self.config.block_size)
         self._at.live[spec.sequence_id] = sequence
         self._at.waiting.insert(sequence)
         if spec.deadline_ns is not None:
@@ -284,7 +284,7 @@ class Scheduler:
             if sequence.decoding is not None:
                 wanted = len(sequence.blocks) * self.config.block_size + 1
             else:
-                wanted = len(sequence.token_ids) + sequence.num_in_flight_tokens
+                wanted = sequence.planned_len
             first_index = len(sequence.blocks)
             grown = self._at.blocks.append(sequence, wanted)
             while grown is None and sequence.queue is Queue.RUNNING:
@@ -382,7 +382,7 @@ class Scheduler:
         for sequence in self._at.decoding.take_last():
             self._at.stop_decoding(sequence)
         for sequence in self._at.joining:
-            if sequence.num_planned_output < sequence.max_tokens:
+            if sequence.planned_len < sequence.max_len:
                 self._at.decoding.join(sequence)
         self._at.joining.clear()
         for group in self._at.copied:
@@ -391,7 +391,7 @@ class Scheduler:
         return built
 
     def _lacks_blocks(self, sequence: LiveSequence) -> bool:
-        return len(sequence.token_ids) + sequence.num_in_flight_tokens > len(sequence.blocks) * self.config.block_size
+        return sequence.planned_len > len(sequence.blocks) * self.config.block_size
 
     # -- computing ---------------------------------------------------------------------------------------------------
 

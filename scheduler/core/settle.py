@@ -174,7 +174,7 @@ class Settlement:
     def _end_if_done(self, sequence: LiveSequence, token: int) -> None:
         if token in sequence.spec.stop_token_ids:
             self.ending.append((sequence, EndReason.STOP))
-        elif sequence.num_output >= sequence.max_tokens:
+        elif len(sequence.token_ids) >= sequence.max_len:
             self.ending.append((sequence, EndReason.LENGTH))
 
     def _account(self, planned: PlannedRow) -> None:

@@ -60,7 +60,7 @@ class SequenceSnapshot:
             blocks=tuple(sequence.blocks),
             num_prompt_tokens=len(spec.prompt),
             num_output_tokens=sequence.num_output,
-            max_tokens=sequence.max_tokens,
+            max_tokens=sequence.max_len - len(spec.prompt),
             num_computed_tokens=num_computed,
             num_in_flight_tokens=num_in_flight_tokens,
             num_in_flight_plans=num_in_flight_plans,
