@@ -97,28 +97,34 @@ class DecodeBatch:
             )
         return self._columns
 
-    def join(self, sequence: LiveSequence) -> None:
-        """Takes in a running sequence whose next tokens are one per plan, from the next plan on."""
+    def join(self, sequence: LiveSequence, slot: int | None = None) -> None:
+        """Takes in a running sequence whose next tokens are one per plan, from the next plan on.
+
+        slot: of a member whose place in the columns it takes; None: it comes last."""
+        if slot is None:
+            slot = len(self._sequences)
+            self._sequences.append(sequence)
+            self._ids.append(sequence.spec.sequence_id)
+            self._rows.append(sequence.row)
+        else:
+            self._sequences[slot] = sequence
+            self._ids[slot] = sequence.spec.sequence_id
+            self._rows[slot] = sequence.row
         sequence.decoding = self
         sequence.joined_at = sequence.written = self.clock
-        sequence.slot = len(self._sequences)
-        self._sequences.append(sequence)
-        self._ids.append(sequence.spec.sequence_id)
-        self._rows.append(sequence.row)
+        sequence.slot = slot
         self._stops.add(sequence.spec.stop_token_ids)
         self._columns = None
         sequence.last_date = self.clock + sequence.max_len - sequence.planned_len
         self._last.setdefault(sequence.last_date, {})[sequence.spec.sequence_id] = sequence
         self.set_date(sequence, len(sequence.blocks) * self._block_size - sequence.num_computed)
 
-    def leave(self, sequence: LiveSequence) -> LiveSequence:
-        """Lets a member go and writes back its counts. The last member takes its place in the columns, and is returned;
-        the leaver if it was the last."""
+    def leave(self, sequence: LiveSequence, heir: LiveSequence | None = None) -> LiveSequence | None:
+        """Lets a member go and writes back its counts. Its place in the columns is the heir's, who joins, or else the
+        last member's, who is returned, unless it was the last."""
         _strike(self._last, sequence.last_date, sequence)
         _strike(self._full, sequence.full_date, sequence)
-        slot, last = sequence.slot, self._sequences[-1]
         self._write_back(sequence)
-        self._write_back(last)  # its slot changes
         in_flight = self.in_flight(sequence)
         sequence.num_computed = self.computed(sequence)
         sequence.num_in_flight_plans += in_flight
@@ -126,12 +132,19 @@ class DecodeBatch:
         if self.settled > sequence.joined_at:  # else what it computed here, and perhaps before, is still in flight
             sequence.num_counted = sequence.num_computed - in_flight
         sequence.decoding = None
-        last.slot = slot
-        for column in (self._sequences, self._ids, self._rows):
-            _swap_remove(column, slot)
-        self._stops.remove(sequence.spec.stop_token_ids)
         self._columns = None
-        return last
+        if heir is not None:
+            self.join(heir, sequence.slot)
+            self._stops.remove(sequence.spec.stop_token_ids)
+            return None
+        self._stops.remove(sequence.spec.stop_token_ids)
+        last = self._sequences[-1]
+        if last is not sequence:
+            self._write_back(last)
+            last.slot = sequence.slot
+        for column in (self._sequences, self._ids, self._rows):
+            _swap_remove(column, sequence.slot)
+        return None if last is sequence else last
 
     def settle(self, tokens: tuple[int, ...]) -> None:
         """Takes the tokens of the oldest plan in flight, the members' first, in the order of its columns."""

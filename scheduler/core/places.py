@@ -151,17 +151,19 @@ class Places:
         if group is not None and group.pending and sequence is group.leader and not group.ready:
             self.part(group)
 
-    def stop_decoding(self, sequence: LiveSequence) -> None:
-        """Takes a member out of the decode batch; plans in flight that compute a token of it note that it is gone."""
+    def stop_decoding(self, sequence: LiveSequence, heir: LiveSequence | None = None) -> None:
+        """Takes a member out of the decode batch; plans in flight that compute a token of it note that it is gone.
+
+        heir: who joins in its place, if anybody does."""
         sequence_id, slot = sequence.spec.sequence_id, sequence.slot
         joined_at, start = sequence.joined_at, sequence.num_computed - sequence.joined_at
-        successor = self.decoding.leave(sequence)
+        moved = self.decoding.leave(sequence, heir)
         for plan in self.in_flight:
             if plan.clock >= joined_at:
                 place = plan.moved.pop(sequence_id, slot)
                 plan.gone[place] = PlannedRow(sequence, start + plan.clock, 1, True)
-            if successor is not sequence and plan.clock >= successor.joined_at:
-                plan.moved.setdefault(successor.spec.sequence_id, len(self.decoding))  # the slot it had
+            if moved is not None and plan.clock >= moved.joined_at:
+                plan.moved.setdefault(moved.spec.sequence_id, len(self.decoding))  # the slot it had
 
     def leave_row(self, sequence: LiveSequence) -> None:
         self.running.remove(sequence)

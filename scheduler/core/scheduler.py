@@ -379,12 +379,12 @@ class Scheduler:
         self.counters.steps += 1
         self.counters.computed_tokens += in_flight.num_tokens
         self._at.decoding.clock += 1
-        for sequence in self._at.decoding.take_last():
-            self._at.stop_decoding(sequence)
-        for sequence in self._at.joining:
-            if sequence.planned_len < sequence.max_len:
-                self._at.decoding.join(sequence)
+        joining = [sequence for sequence in reversed(self._at.joining) if sequence.planned_len < sequence.max_len]
         self._at.joining.clear()
+        for sequence in self._at.decoding.take_last():
+            self._at.stop_decoding(sequence, heir=joining.pop() if joining else None)
+        for sequence in reversed(joining):
+            self._at.decoding.join(sequence)
         for group in self._at.copied:
             self._at.unpin(group)
         self._at.copied.clear()

@@ -52,6 +52,24 @@ def test_columns_are_parallel_and_a_leaver_is_replaced_by_the_last() -> None:
     assert (columns.sequence_ids, columns.rows) == ((1, 2), (11, 12))
 
 
+def test_an_heir_takes_the_place_of_a_leaver_and_nobody_moves() -> None:
+    batch = DecodeBatch(BLOCK, WIDTH)
+    leaver, other, heir = sequence(1, stop=frozenset({7})), sequence(2), sequence(3, stop=frozenset({7}))
+    batch.join(leaver)
+    batch.join(other)
+    plan(batch, 2)
+    settle(batch, 10, 20)
+    assert batch.leave(leaver, heir) is None
+    assert batch.columns().sequence_ids == (3, 2)
+    assert batch.columns().stop_token_ids == {7}
+    settle(batch, 11, 21)  # of a plan that the leaver was in
+    plan(batch)
+    settle(batch, 32, 22)
+    assert batch.leave(heir) is other
+    batch.leave(other)
+    assert [[*member.token_ids][-2:] for member in (leaver, other, heir)] == [[9, 10], [21, 22], [9, 32]]
+
+
 def test_a_member_counts_by_the_clock() -> None:
     batch = DecodeBatch(BLOCK, WIDTH)
     early, late = sequence(1), sequence(2)
