@@ -122,7 +122,7 @@ class BlockManager:
             return
         first = len(nodes)
         spec, cache = sequence.spec, self.prefix_cache
-        content = token_bytes(sequence.token_ids[first * size : full * size])
+        content = sequence.token_ids[first * size : full * size].tobytes()
         parent = nodes[first - 1] if first else cache.root(spec.cache_salt)
         nodes += cache.insert(parent, content, self._block_bytes, sequence.blocks[first:full], spec.tenant)
         sequence.num_indexed = full

@@ -15,7 +15,7 @@ from scheduler.core.decode_batch import DecodeBatch
 from scheduler.core.forks import Group
 from scheduler.core.history import DecisionKind
 from scheduler.core.host_pool import HostPool
-from scheduler.core.live import LiveSequence, Queue, blocks_for
+from scheduler.core.live import FINISHED, RUNNING, SWAPPED, WAITING, LiveSequence, blocks_for
 from scheduler.core.plan_builder import PlanInFlight, PlannedRow
 from scheduler.core.queues import OrderedQueue, WaitingQueue
 from scheduler.core.result import End, EndReason
@@ -73,12 +73,12 @@ class Places:
         self.decoding.settle(tokens)
 
     def end(self, sequence: LiveSequence, reason: EndReason) -> End:
-        if sequence.queue is Queue.RUNNING:
+        if sequence.queue is RUNNING:
             self.settle_place(sequence)
             if reason is not EndReason.NON_FINITE:
                 self.blocks.index(sequence, sequence.num_computed)
             self.leave_row(sequence)
-        elif sequence.queue is Queue.SWAPPED:
+        elif sequence.queue is SWAPPED:
             self.swapped.remove(sequence)
             self.drop_host_blocks(sequence)
         else:
@@ -88,7 +88,7 @@ class Places:
         self.forget_deaths(sequence)
         if reason is EndReason.NON_FINITE:
             sequence.num_void_plans = sequence.num_in_flight_plans  # that its rows in those fail too says nothing new
-        sequence.queue = Queue.FINISHED
+        sequence.queue = FINISHED
         sequence.group = None  # it names its leader: a cycle that only the garbage collector would end
         del self.live[sequence.spec.sequence_id]
         self.counters.finished += 1
@@ -128,11 +128,11 @@ class Places:
         self.swap_out += zip(sequence.blocks, host_blocks, strict=False)
         sequence.host_blocks = host_blocks
         self.leave_row(sequence)
-        sequence.queue = Queue.SWAPPED
+        sequence.queue = SWAPPED
         self.swapped.insert(sequence)
 
     def requeue(self, sequence: LiveSequence) -> None:
-        sequence.queue = Queue.WAITING
+        sequence.queue = WAITING
         sequence.num_computed = 0
         self.waiting.insert(sequence)
 
@@ -192,7 +192,7 @@ class Places:
             self.waiting.remove(child)
             self.blocks.fork(leader, child, block)
             child.nodes = list(leader.nodes)
-            child.queue = Queue.RUNNING
+            child.queue = RUNNING
             child.row = self.free_rows.pop()
             self.running.insert(child)
         self.forking.append(group)

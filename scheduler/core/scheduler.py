@@ -30,7 +30,7 @@ from scheduler.core.handover import Handover
 from scheduler.core.history import DecisionKind
 from scheduler.core.host_pool import HostPool
 from scheduler.core.limits import check_group, max_len_within
-from scheduler.core.live import LiveSequence, Queue
+from scheduler.core.live import RUNNING, LiveSequence
 from scheduler.core.places import Places
 from scheduler.core.plan import IDLE, WAITING, Idle, StepPlan, Waiting
 from scheduler.core.plan_builder import PlanBuilder, PlanInFlight
@@ -232,7 +232,7 @@ class Scheduler:
             settlement.settle_rows()
         for planned in plan.rows:
             sequence = planned.sequence
-            if sequence.queue is Queue.RUNNING and sequence.decoding is None:
+            if sequence.queue is RUNNING and sequence.decoding is None:
                 self._at.blocks.index(sequence, sequence.num_computed)
         self._waste_dropped(*before)
         ends = tuple(self._at.end(sequence, reason) for sequence, reason in settlement.ending)
@@ -279,7 +279,7 @@ class Scheduler:
         if self._at.catching_up:
             needy = sorted([*needy, *self._at.catching_up], key=lambda sequence: sequence.key)
         for sequence in needy:
-            if sequence.queue is not Queue.RUNNING:
+            if sequence.queue is not RUNNING:
                 continue  # preempted for one before it
             if sequence.decoding is not None:
                 wanted = len(sequence.blocks) * self.config.block_size + 1
@@ -287,7 +287,7 @@ class Scheduler:
                 wanted = sequence.planned_len
             first_index = len(sequence.blocks)
             grown = self._at.blocks.append(sequence, wanted)
-            while grown is None and sequence.queue is Queue.RUNNING:
+            while grown is None and sequence.queue is RUNNING:
                 self._preemption.preempt_for(sequence)
                 preempted = True
                 grown = self._at.blocks.append(sequence, wanted)
@@ -408,7 +408,7 @@ class Scheduler:
 
     def _enter(self, plan: PlanBuilder, sequence: LiveSequence) -> None:
         """Gives a row to a sequence that has its blocks, and plans its first tokens."""
-        sequence.queue = Queue.RUNNING
+        sequence.queue = RUNNING
         sequence.row = self._at.free_rows.pop()
         self._at.running.insert(sequence)
         plan.admit(sequence)

@@ -7,9 +7,9 @@ from typing import Final, TypeVar
 
 from scheduler.core.counters import Counters
 from scheduler.core.errors import ResultMismatchError
-from scheduler.core.live import LiveSequence, Queue
+from scheduler.core.live import FINISHED, LiveSequence
 from scheduler.core.plan_builder import PlanInFlight, PlannedRow
-from scheduler.core.result import End, EndReason, PromptScores, RowFlag, StepOutput, StepResult
+from scheduler.core.result import OK, End, EndReason, PromptScores, RowFlag, StepOutput, StepResult
 
 _T = TypeVar("_T")
 
@@ -41,7 +41,7 @@ def check_result(result: StepResult, plan: PlanInFlight | None) -> None:
     expected_samples = plan.max_samples
     if result.flags:
         pairs = zip(plan.max_samples, result.flags, strict=True)
-        expected_samples = tuple(samples if flag is RowFlag.OK else 0 for samples, flag in pairs)
+        expected_samples = tuple(samples if flag is OK else 0 for samples, flag in pairs)
     if result.num_sampled != expected_samples:
         place = next(
             i for i, pair in enumerate(zip(result.num_sampled, expected_samples, strict=True)) if len({*pair}) > 1
@@ -107,16 +107,16 @@ class Settlement:
             self.settle_row(planned, place, token_index)
             token_index += planned.samples
 
-    def settle_row(self, planned: PlannedRow, place: int, token_index: int, flag: RowFlag = RowFlag.OK) -> None:
+    def settle_row(self, planned: PlannedRow, place: int, token_index: int, flag: RowFlag = OK) -> None:
         """Books the row at this place of the plan, whose token, if it has one, is at token_index."""
-        sequence, sampled = planned.sequence, planned.samples and flag is RowFlag.OK
+        sequence, sampled = planned.sequence, planned.samples and flag is OK
         if sampled:
             self._sequence_ids.append(sequence.spec.sequence_id)
         if not self._book(planned, flag):
             if sampled:
                 self._dropped.add(token_index)
             return
-        if flag is not RowFlag.OK:
+        if flag is not OK:
             self.ending.append((sequence, END_OF_FLAG[flag]))
             return
         if self._scored_ends:
@@ -155,10 +155,10 @@ class Settlement:
                 )
             )
 
-    def _book(self, planned: PlannedRow, flag: RowFlag = RowFlag.OK) -> bool:
+    def _book(self, planned: PlannedRow, flag: RowFlag = OK) -> bool:
         """Counts a row as no longer in flight; False if nobody wants what it computed."""
         sequence = planned.sequence
-        if sequence.queue is Queue.FINISHED:
+        if sequence.queue is FINISHED:
             self._counters.wasted_tokens += planned.num_tokens
             return False
         sequence.num_in_flight_plans -= 1
@@ -168,7 +168,7 @@ class Settlement:
             self._counters.wasted_tokens += planned.num_tokens
             return False
         self._account(planned)
-        self._counters.generated_tokens += planned.samples and flag is RowFlag.OK
+        self._counters.generated_tokens += planned.samples and flag is OK
         return True
 
     def _end_if_done(self, sequence: LiveSequence, token: int) -> None:
