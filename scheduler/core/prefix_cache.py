@@ -17,6 +17,7 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Iterable, Sequence
+from struct import iter_unpack
 
 BYTES_PER_TOKEN = 4
 NO_BLOCK = -1
@@ -99,7 +100,7 @@ class PrefixCache:
         return root
 
     def find(self, cache_salt: str, content: bytes, width: int) -> list[PrefixNode]:
-        """The longest run of blocks that begins with `content`, split into blocks of `width` bytes.
+        """The longest run of blocks that begins with `content`, which is whole blocks of `width` bytes.
 
         Tails on the way become nodes, which changes nothing that can be asked for, nor the order of any answer.
         """
@@ -107,8 +108,7 @@ class PrefixCache:
         node = self._roots.get(cache_salt)
         if node is None:
             return found
-        for start in range(0, len(content), width):
-            tokens = content[start : start + width]
+        for (tokens,) in iter_unpack(f"{width}s", content):
             child = node.children.get(tokens) or self._unfold(node, tokens)
             if child is None or child.block == NO_BLOCK:
                 break
@@ -218,13 +218,13 @@ class PrefixCache:
             else:
                 tail = node.tail
                 assert tail is not None, "what is not a node's block is in its tail"
-                if tail.blocks[-1] != block:
-                    node = self._cut(node, tail, block)
-                elif len(tail.blocks) > 1:
+                if tail.blocks[-1] == block:
                     del tail.blocks[-1]
-                    continue
-                else:
+                    if tail.blocks:
+                        continue
                     node.tail = None
+                else:
+                    node = self._cut(node, tail, block)
             while node.block == NO_BLOCK and not node.children and node.tail is None:
                 node.in_tree = False
                 parent = node.parent
