@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 import os
 import signal
 import time
@@ -42,6 +43,8 @@ async def run_worker(config: WorkerConfig) -> bool:
         stop = asyncio.create_task(stopping.wait())
         await asyncio.wait((loading, stop), return_when=asyncio.FIRST_COMPLETED)
         if loading.done():
+            gc.collect()
+            gc.freeze()  # a full look for reference cycles would stop a step while it walks through all of torch
             await server.serve(loading.result())
             log.info("serving", host=config.host, port=port, seconds=round(time.monotonic() - start, 2))
             await stop
