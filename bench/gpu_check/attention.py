@@ -24,10 +24,16 @@ _SCALE = 2.0**-5  # of the fp8 cache: its largest number is 448, normal ones sel
 
 def run(setting: Setting) -> None:
     """The part."""
-    for streams in setting.sizes.streams:
-        _decode(setting, streams)
-    _decode(setting, max(setting.sizes.streams), float8=True)
-    _prefill(setting)
+    most = max(setting.sizes.streams)
+    setting.measure(
+        {_name(setting, streams): functools.partial(_decode, setting, streams) for streams in setting.sizes.streams}
+        | {_name(setting, most, float8=True): functools.partial(_decode, setting, most, float8=True)}
+        | {"prefill": functools.partial(_prefill, setting)}
+    )
+
+
+def _name(setting: Setting, streams: int, *, float8: bool = False) -> str:
+    return f"decode, {streams} x {setting.sizes.context}" + (", fp8" if float8 else "")
 
 
 def _decode(setting: Setting, streams: int, *, float8: bool = False) -> None:
@@ -46,10 +52,10 @@ def _decode(setting: Setting, streams: int, *, float8: bool = False) -> None:
         lens, scale = paged.seq_lens[:few], model.head_dim**-0.5
         return attention(q[:few], *caches, starts[: few + 1], lens, table[:few], scale, 0, **scales)
 
-    name = f"decode, {streams} x {sizes.context}" + (", fp8" if float8 else "")
+    name = _name(setting, streams, float8=float8)
     first = paged.block_tables[0]
     few = min(2, streams)
-    _judge(setting, name, attend(paged_attention, streams, first)[:few], attend(reference, few, first))
+    _judge(name, attend(paged_attention, streams, first)[:few], attend(reference, few, first))
     seconds = setting.timer.median_of_graph(
         *(functools.partial(attend, paged_attention, streams, table) for table in paged.block_tables)
     )
@@ -83,7 +89,7 @@ def _prefill(setting: Setting) -> None:
         return F.scaled_dot_product_attention(queries, *repeated, is_causal=True, scale=scale)
 
     name = f"prefill, 1 x {tokens}"
-    _judge(setting, name, ours(), sdpa()[0].transpose(0, 1))
+    _judge(name, ours(), sdpa()[0].transpose(0, 1))
     operations = 4 * model.heads * model.head_dim * tokens * (tokens + 1) / 2
     seconds = setting.timer.median(ours)
     # Not every one of torch's kernels knows grouped heads; the faster way counts.
@@ -93,9 +99,8 @@ def _prefill(setting: Setting) -> None:
     setting.rows.compare(name, rate, "TFLOP/s", f"matrix product {sizes.matmul}^3", setting.matmul_rate / TERA)
 
 
-def _judge(setting: Setting, name: str, actual: torch.Tensor, expected: torch.Tensor) -> None:
-    """A wrong result is a row, and its time is worth nothing."""
+def _judge(name: str, actual: torch.Tensor, expected: torch.Tensor) -> None:
+    """The time of a wrong result is worth nothing."""
     error = float((actual.float() - expected.float()).norm() / expected.float().norm())
     if not error < _TOLERANCE:
-        setting.rows.add(name, note=f"WRONG: relative error {error:.3g}")
-        raise ArithmeticError(f"{name}: relative error {error:.3g}")
+        raise ArithmeticError(f"WRONG: {name}: relative error {error:.3g}")

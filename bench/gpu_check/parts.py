@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from bench.gpu_check.rows import Rows, read_rows
+from bench.gpu_check.rows import Rows, one_line, read_rows
 
 ROOT = Path(__file__).parents[2]
 _GRACE_S = 8
@@ -70,7 +70,7 @@ def run_here(names: Sequence[str], rows_file: Path, dry_run: bool) -> int:
         except Exception as error:
             failed += 1
             traceback.print_exc()
-            rows.add("FAILED", note=_one_line(error))
+            rows.add("FAILED", note=one_line(error))
     return failed
 
 
@@ -84,7 +84,8 @@ def run_apart(names: Sequence[str], rows_file: Path, deadline: float, dry_run: b
         return len(names)
     print(f"-- {', '.join(names)}, at most {budget:.0f} s", flush=True)
     command = [sys.executable, "-m", "bench.gpu_check", "--parts", ",".join(names), "--rows", str(rows_file)]
-    environment = os.environ | {"PYTHONPATH": os.pathsep.join(python_path), "HF_HUB_OFFLINE": "1"}
+    paths = [*python_path, *filter(None, [os.environ.get("PYTHONPATH")])]
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(paths), "HF_HUB_OFFLINE": "1"}
     if dry_run:
         command.append("--dry-run")
         environment["TRITON_INTERPRET"] = "1"
@@ -109,8 +110,3 @@ def _end(process: subprocess.Popen[bytes]) -> None:
     with contextlib.suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)
     process.wait()
-
-
-def _one_line(error: Exception) -> str:
-    lines = str(error).strip().splitlines() or [""]
-    return f"{type(error).__name__}: {lines[0]}"[:200]

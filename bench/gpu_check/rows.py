@@ -85,8 +85,15 @@ def table(rows: list[Row]) -> str:
         value = row.note if row.value is None else f"{_short(row.value)} {row.unit}"
         beside = row.peer if row.peer_value is None else f"{_short(row.peer_value)} {row.unit} {row.peer}"
         ratio = "" if row.ratio is None else f"{row.ratio:.2f}"
-        lines.append(f"{row.part:<19}{row.what:<36}{value:>16}  {beside:<42}{ratio:>6}".rstrip())
+        more = "" if row.value is None else row.note
+        lines.append(f"{row.part:<19}{row.what:<36}{value:>16}  {beside:<42}{ratio:>6}  {more}".rstrip())
     return "\n".join(lines)
+
+
+def one_line(error: Exception) -> str:
+    """What a row says of it."""
+    lines = str(error).strip().splitlines() or [""]
+    return f"{type(error).__name__}: {lines[0]}"[:200]
 
 
 def _ratio(value: float, unit: str, peer_value: float) -> float:
