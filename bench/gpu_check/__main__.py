@@ -27,7 +27,7 @@ from bench.gpu_check import machine
 from bench.gpu_check.parts import PARTS, ROOT, run_apart, run_here
 from bench.gpu_check.rows import Rows, comparisons, read_rows, table
 
-_TOGETHER = (("kernel-tests",), ("attention", "fused-ops", "model", "peer-transformers"), ("served",))
+_TOGETHER = (("kernel-tests",), ("attention", "fused-ops", "model", "peer-transformers", "tiles"), ("served",))
 """In a dry run, where processes take longer to start than to run."""
 
 
@@ -64,7 +64,6 @@ def _parse() -> argparse.Namespace:
 
 def _check(arguments: argparse.Namespace, names: list[str]) -> int:
     deadline = time.monotonic() + arguments.seconds
-    found = machine.describe(arguments.dry_run)
     groups = [[name] for name in names]
     if arguments.dry_run:
         groups = [group for some in _TOGETHER if (group := [name for name in some if name in names])]
@@ -74,6 +73,7 @@ def _check(arguments: argparse.Namespace, names: list[str]) -> int:
         failed = 0
         # Before all parts: the worker's own tests need some of them too.
         error = machine.install(arguments.wheels, packages) if arguments.wheels is not None else ""
+        found = machine.describe(arguments.dry_run)
         for group in groups:
             if reason := _hindrance(group, error):
                 Rows(rows_file, group[0]).add("skipped", note=reason)

@@ -39,12 +39,13 @@ class Part:
 PARTS = {
     part.name: part
     for part in (
-        Part(name="kernel-tests", budget_s=150),
-        Part(name="attention", budget_s=70),
+        Part(name="kernel-tests", budget_s=130),
+        Part(name="attention", budget_s=60),
         Part(name="fused-ops", budget_s=40),
-        Part(name="model", budget_s=110),
-        Part(name="peer-transformers", budget_s=110),
-        Part(name="served", budget_s=90),
+        Part(name="model", budget_s=100),
+        Part(name="peer-transformers", budget_s=100),
+        Part(name="served", budget_s=85),
+        Part(name="tiles", budget_s=55),
     )
 }
 
