@@ -92,14 +92,18 @@ def run_apart(names: Sequence[str], rows_file: Path, deadline: float, dry_run: b
         environment["TRITON_INTERPRET"] = "1"
     process = subprocess.Popen(command, cwd=ROOT, env=environment, start_new_session=True)
     try:
-        return process.wait(budget)
+        status = process.wait(budget)
+        if status >= 0:
+            return status
+        note = f"ended by signal {-status}"
     except subprocess.TimeoutExpired:
-        started = {row.part for row in read_rows(rows_file)}
-        late = [name for name in names if name not in started][:1] or names[-1:]
-        Rows(rows_file, late[0]).add("FAILED", note=f"stopped after {budget:.0f} s")
-        return 1
+        note = f"stopped after {budget:.0f} s"
     finally:
         _end(process)
+    started = {row.part for row in read_rows(rows_file)}
+    late = [name for name in names if name not in started][:1] or names[-1:]
+    Rows(rows_file, late[0]).add("FAILED", note=note)
+    return 1
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:

@@ -6,6 +6,7 @@ import importlib.util
 import json
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ import pytest
 import torch
 
 from bench.gpu_check.kernel_tests import count_outcomes
-from bench.gpu_check.parts import PARTS
+from bench.gpu_check.parts import PARTS, run_apart
 from bench.gpu_check.rows import Row, Rows, comparisons, read_rows, table
 from bench.gpu_check.setting import Setting
 from bench.gpu_check.sizes import DRY
@@ -53,6 +54,13 @@ def test_parts_without_time_are_rows_and_a_failure(tmp_path: Path) -> None:
         ("served", "no time is left"),
     ]
     assert "2 parts FAILED" in printed
+
+
+def test_a_part_that_a_signal_ends_is_a_row_and_one_failure(tmp_path: Path) -> None:
+    (tmp_path / "sitecustomize.py").write_text("import os, signal\nos.kill(os.getpid(), signal.SIGABRT)\n")
+    rows = tmp_path / "rows"
+    assert run_apart(["model"], rows, time.monotonic() + 60, True, [str(tmp_path)]) == 1
+    assert [(row.part, row.what, row.note) for row in read_rows(rows)] == [("model", "FAILED", "ended by signal 6")]
 
 
 def test_the_runner_stands_beside_the_peer_and_the_whole_path_beside_the_runner() -> None:
