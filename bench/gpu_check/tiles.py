@@ -18,7 +18,7 @@ _PREFILL = (
     Tile(128, 64, 8, 3, ahead=True),
     Tile(128, 128, 8, 2),
     Tile(128, 64, 8, 3),
-    Tile(64, 64, 4, 3, ahead=True),
+    Tile(64, 64, 4, 2, ahead=True),
 )
 _DECODE = (Tile(16, 64, 4, 3), Tile(16, 64, 4, 2), Tile(16, 128, 4, 2), Tile(16, 128, 8, 3), Tile(16, 32, 4, 4))
 _LAUNCHER = "kernels.triton.paged_attention"
