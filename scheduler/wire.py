@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from octavo.worker.v1alpha1 import worker_pb2 as pb
 from scheduler.core.plan import Admission, BlockCopies, StepPlan
@@ -94,28 +94,36 @@ def open_message(capacity: WorkerCapacity, limits: SessionLimits, group_epoch: i
 
 def plan_message(plan: StepPlan) -> pb.ExecuteRequest:
     """A plan, as packed columns."""
-    message = pb.StepPlan(
-        step_id=plan.step_id,
-        released_rows=plan.released_rows,
-        admissions=[_admission(admission) for admission in plan.admissions],
-        scheduled=pb.Scheduled(rows=plan.rows, num_tokens=plan.num_tokens, max_samples=plan.max_samples),
-    )
-    for phase, copies in (
-        (message.swap_out, plan.swap_out),
-        (message.swap_in, plan.swap_in),
-        (message.copy_on_write, plan.copy_on_write),
-    ):
-        if copies:
-            phase.MergeFrom(_copies(copies))
+    # Filled in place, and only what says something is touched: most plans are decodes, and made while the worker
+    # computes on the same processors.
+    request = pb.ExecuteRequest()
+    message = request.plan
+    message.step_id = plan.step_id
+    scheduled = message.scheduled
+    scheduled.rows.extend(plan.rows)
+    scheduled.num_tokens.extend(plan.num_tokens)
+    scheduled.max_samples.extend(plan.max_samples)
+    if plan.released_rows:
+        message.released_rows.extend(plan.released_rows)
+    if plan.admissions:
+        message.admissions.extend(map(_admission, plan.admissions))
+    if plan.swap_out:
+        _set_copies(message.swap_out, plan.swap_out)
+    if plan.swap_in:
+        _set_copies(message.swap_in, plan.swap_in)
+    if plan.copy_on_write:
+        _set_copies(message.copy_on_write, plan.copy_on_write)
     if plan.edit_rows:
-        message.table_edits.MergeFrom(
-            pb.TableEdits(rows=plan.edit_rows, indices=plan.edit_indices, blocks=plan.edit_blocks)
-        )
-    return pb.ExecuteRequest(plan=message)
+        edits = message.table_edits
+        edits.rows.extend(plan.edit_rows)
+        edits.indices.extend(plan.edit_indices)
+        edits.blocks.extend(plan.edit_blocks)
+    return request
 
 
-def _copies(copies: BlockCopies) -> pb.BlockCopies:
-    return pb.BlockCopies(sources=copies.sources, destinations=copies.destinations)
+def _set_copies(message: pb.BlockCopies, copies: BlockCopies) -> None:
+    message.sources.extend(copies.sources)
+    message.destinations.extend(copies.destinations)
 
 
 def _admission(admission: Admission) -> pb.Admission:
@@ -158,21 +166,27 @@ def _sampling(sampling: Sampling) -> pb.Sampling:
 
 def read_result(message: pb.StepResult, epoch: int) -> StepResult:
     """A result that came on a stream of the given epoch. Whether it answers a plan is the core's to check."""
+    # Of the many columns most results have two; to ask protobuf for an empty one makes an object of it.
+    there: dict[str, Any] = {field.name: value for field, value in message.ListFields()}
+
+    def column(name: str) -> Sequence[Any]:
+        return there.get(name, ())
+
     return StepResult(
         epoch=epoch,
         step_id=message.step_id,
-        num_sampled=tuple(message.num_sampled),
-        tokens=tuple(message.tokens),
-        logprobs=tuple(message.logprobs),
-        top_tokens=_split(message.top_tokens, message.num_top),
-        top_logprobs=_split(message.top_logprobs, message.num_top),
-        flags=tuple(map(RowFlag, message.flags)),
+        num_sampled=tuple(column("num_sampled")),
+        tokens=tuple(column("tokens")),
+        logprobs=tuple(column("logprobs")),
+        top_tokens=_split(column("top_tokens"), column("num_top")),
+        top_logprobs=_split(column("top_logprobs"), column("num_top")),
+        flags=tuple(map(RowFlag, column("flags"))),
         execute_ns=message.execute_ns,
         copy_ns=message.copy_ns,
-        num_scored=tuple(message.num_scored),
-        scored_logprobs=tuple(message.scored_logprobs),
-        scored_top_tokens=_split(message.scored_top_tokens, message.scored_num_top),
-        scored_top_logprobs=_split(message.scored_top_logprobs, message.scored_num_top),
+        num_scored=tuple(column("num_scored")),
+        scored_logprobs=tuple(column("scored_logprobs")),
+        scored_top_tokens=_split(column("scored_top_tokens"), column("scored_num_top")),
+        scored_top_logprobs=_split(column("scored_top_logprobs"), column("scored_num_top")),
     )
 
 
