@@ -164,6 +164,8 @@ class Engine:
 
     def _welcome(self) -> None:
         """Opens lanes for workers whose first session has opened."""
+        if len(self.fleet) == len(self._links):
+            return
         for address, link in self._links.items():
             if link.capacity is not None and self.fleet.find(address) is None:
                 self._open_lane(link, link.capacity)
@@ -214,10 +216,13 @@ class Engine:
 
     def _report_health(self, now_ns: int) -> None:
         """Overall it is healthy if some worker makes progress, and none has something to run and does not run it."""
-        progress = {lane: lane.makes_progress(now_ns) for lane in self.fleet}
-        stalled = any(lane.connected and not fine for lane, fine in progress.items())
-        states = dict.fromkeys(self._links, False) | {lane.address: fine for lane, fine in progress.items()}
-        states[""] = any(fine and not lane.leaving for lane, fine in progress.items()) and not stalled
+        states = dict.fromkeys(self._links, False)
+        working = stalled = False
+        for lane in self.fleet:
+            states[lane.address] = fine = lane.makes_progress(now_ns)
+            working = working or (fine and not lane.leaving)
+            stalled = stalled or (lane.connected and not fine)
+        states[""] = working and not stalled
         for name, fine in states.items():
             if self._health.get(name) is not fine:
                 self._health[name] = fine

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from octavo.worker.v1alpha1 import worker_pb2 as pb
 from scheduler.core.plan import Admission, BlockCopies, StepPlan
@@ -166,27 +166,21 @@ def _sampling(sampling: Sampling) -> pb.Sampling:
 
 def read_result(message: pb.StepResult, epoch: int) -> StepResult:
     """A result that came on a stream of the given epoch. Whether it answers a plan is the core's to check."""
-    # Of the many columns most results have two; to ask protobuf for an empty one makes an object of it.
-    there: dict[str, Any] = {field.name: value for field, value in message.ListFields()}
-
-    def column(name: str) -> Sequence[Any]:
-        return there.get(name, ())
-
     return StepResult(
         epoch=epoch,
         step_id=message.step_id,
-        num_sampled=tuple(column("num_sampled")),
-        tokens=tuple(column("tokens")),
-        logprobs=tuple(column("logprobs")),
-        top_tokens=_split(column("top_tokens"), column("num_top")),
-        top_logprobs=_split(column("top_logprobs"), column("num_top")),
-        flags=tuple(map(RowFlag, column("flags"))),
+        num_sampled=tuple(message.num_sampled),
+        tokens=tuple(message.tokens),
+        logprobs=tuple(message.logprobs),
+        top_tokens=_split(message.top_tokens, message.num_top),
+        top_logprobs=_split(message.top_logprobs, message.num_top),
+        flags=tuple(map(RowFlag, message.flags)),
         execute_ns=message.execute_ns,
         copy_ns=message.copy_ns,
-        num_scored=tuple(column("num_scored")),
-        scored_logprobs=tuple(column("scored_logprobs")),
-        scored_top_tokens=_split(column("scored_top_tokens"), column("scored_num_top")),
-        scored_top_logprobs=_split(column("scored_top_logprobs"), column("scored_num_top")),
+        num_scored=tuple(message.num_scored),
+        scored_logprobs=tuple(message.scored_logprobs),
+        scored_top_tokens=_split(message.scored_top_tokens, message.scored_num_top),
+        scored_top_logprobs=_split(message.scored_top_logprobs, message.scored_num_top),
     )
 
 
