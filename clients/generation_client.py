@@ -196,7 +196,7 @@ def _finish_reason(number: int) -> FinishReason | None:
 
 
 _EMPTY_DELTA: Final[dict[str, Any]] = {"index": 0, "text": "", "token_ids": ()}
-# Of GenerateResponse and SequenceDelta; fields that are not here are values already. Names are those of Piece and Delta.
+# Of GenerateResponse and SequenceDelta, which name their fields as Piece and Delta do; the others are values already.
 _CONVERSIONS: Final[dict[str, Callable[[Any], Any]]] = {
     "deltas": lambda deltas: tuple(map(_delta, deltas)),
     "usage": _usage,
