@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields
 from typing import Any, Final
 
 import grpc
+from google.protobuf.message import Message
 
 from clients.errors import InvalidRequestError, Violation
 from clients.request import Prompt, Request, SamplingParams, ScoreKeywords
@@ -156,27 +157,20 @@ def _invalid(paths: Sequence[str], description: str) -> InvalidRequestError:
 
 def piece(response: generation_pb2.GenerateResponse) -> Piece:
     """One message of the stream as values."""
-    return Piece(
-        request_id=response.request_id,
-        deltas=tuple(map(_delta, response.deltas)),
-        usage=_usage(response.usage) if response.HasField("usage") else None,
-        prompt_logprobs=tuple(map(_logprob, response.prompt_logprobs)),
-        prompt_token_ids=tuple(response.prompt_token_ids),
-    )
+    return Piece(**_set_values(response))
 
 
 def _delta(delta: generation_pb2.SequenceDelta) -> Delta:
-    return Delta(
-        index=delta.index,
-        text=delta.text,
-        token_ids=tuple(delta.token_ids),
-        logprobs=tuple(map(_logprob, delta.logprobs)),
-        finish_reason=_FINISH_REASONS.get(delta.finish_reason, FinishReason.UNKNOWN),
-        stop_token_id=delta.stop_token_id if delta.HasField("stop_token_id") else None,
-        stop_string=delta.stop_string if delta.HasField("stop_string") else None,
-        reasoning=delta.reasoning,
-        tool_calls=tuple(map(_tool_call, delta.tool_calls)),
-    )
+    return Delta(**_EMPTY_DELTA | _set_values(delta))
+
+
+def _set_values(message: Message) -> dict[str, Any]:
+    """The fields that are set, as values; only those, because protobuf makes an object of each empty list that it is
+    asked for, and a message comes per token."""
+    return {
+        field.name: value if (convert := _CONVERSIONS.get(field.name)) is None else convert(value)
+        for field, value in message.ListFields()
+    }
 
 
 def _tool_call(part: generation_pb2.ToolCallDelta) -> ToolCallDelta:
@@ -195,6 +189,24 @@ def _logprob(entry: generation_pb2.TokenLogprob) -> TokenLogprob:
 
 def _usage(usage: generation_pb2.Usage) -> Usage:
     return Usage(**{field.name: getattr(usage, field.name) for field in fields(Usage)})
+
+
+def _finish_reason(number: int) -> FinishReason | None:
+    return _FINISH_REASONS.get(number, FinishReason.UNKNOWN)
+
+
+_EMPTY_DELTA: Final[dict[str, Any]] = {"index": 0, "text": "", "token_ids": ()}
+# Of GenerateResponse and SequenceDelta, which name their fields as Piece and Delta do; the others are values already.
+_CONVERSIONS: Final[dict[str, Callable[[Any], Any]]] = {
+    "deltas": lambda deltas: tuple(map(_delta, deltas)),
+    "usage": _usage,
+    "prompt_logprobs": lambda entries: tuple(map(_logprob, entries)),
+    "prompt_token_ids": tuple,
+    "token_ids": tuple,
+    "logprobs": lambda entries: tuple(map(_logprob, entries)),
+    "finish_reason": _finish_reason,
+    "tool_calls": lambda parts: tuple(map(_tool_call, parts)),
+}
 
 
 def model_info_request() -> generation_pb2.GetModelInfoRequest:

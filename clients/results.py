@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import NamedTuple
 
 
 class FinishReason(StrEnum):
@@ -93,14 +94,13 @@ class Delta:
     tool_calls: tuple[ToolCallDelta, ...] = ()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Piece:
+class Piece(NamedTuple):
     """One message of a stream. The last one of a stream has the usage, the first one of an echo the prompt's ids.
     prompt_logprobs: of the prompt's tokens from the second on, as they come."""
 
-    request_id: str
-    deltas: tuple[Delta, ...]
-    usage: Usage | None
+    request_id: str = ""
+    deltas: tuple[Delta, ...] = ()
+    usage: Usage | None = None
     prompt_token_ids: tuple[int, ...] = ()
     prompt_logprobs: tuple[TokenLogprob, ...] = ()
 

@@ -19,6 +19,7 @@ from dataclasses import dataclass, field
 import structlog
 
 from scheduler import wire
+from scheduler.alarm import Alarm
 from scheduler.core.errors import SchedulerError
 from scheduler.core.result import End, EndReason, StepOutput
 from scheduler.core.scheduler import Scheduler
@@ -86,6 +87,7 @@ class Engine:
         self._stopping: set[asyncio.Task[None]] = set()
         self._inbox: deque[Message] = deque()
         self._wake = asyncio.Event()
+        self._alarm = Alarm(self._rang)
 
     @property
     def why_not_connected(self) -> str:
@@ -132,6 +134,7 @@ class Engine:
                     link.check()
                 await self._sleep()
         finally:
+            self._alarm.set(None)
             for address in list(self._links):
                 self._stop_link(address)
             if self._stopping:
@@ -161,6 +164,8 @@ class Engine:
 
     def _welcome(self) -> None:
         """Opens lanes for workers whose first session has opened."""
+        if len(self.fleet) == len(self._links):
+            return
         for address, link in self._links.items():
             if link.capacity is not None and self.fleet.find(address) is None:
                 self._open_lane(link, link.capacity)
@@ -211,10 +216,13 @@ class Engine:
 
     def _report_health(self, now_ns: int) -> None:
         """Overall it is healthy if some worker makes progress, and none has something to run and does not run it."""
-        progress = {lane: lane.makes_progress(now_ns) for lane in self.fleet}
-        stalled = any(lane.connected and not fine for lane, fine in progress.items())
-        states = dict.fromkeys(self._links, False) | {lane.address: fine for lane, fine in progress.items()}
-        states[""] = any(fine and not lane.leaving for lane, fine in progress.items()) and not stalled
+        states = dict.fromkeys(self._links, False)
+        working = stalled = False
+        for lane in self.fleet:
+            states[lane.address] = fine = lane.makes_progress(now_ns)
+            working = working or (fine and not lane.leaving)
+            stalled = stalled or (lane.connected and not fine)
+        states[""] = working and not stalled
         for name, fine in states.items():
             if self._health.get(name) is not fine:
                 self._health[name] = fine
@@ -222,17 +230,16 @@ class Engine:
 
     async def _sleep(self) -> None:
         """Waits for a message, a result or the end of a session, but not past the time at which something is due."""
-        until_ns = min((time_ns for lane in self.fleet for time_ns in lane.wake_times_ns(self._grace_ns)), default=None)
-        timeout_s = None if until_ns is None else max(0.0, (until_ns - time.monotonic_ns()) / 1e9)
-        try:
-            async with asyncio.timeout(timeout_s):
-                await self._wake.wait()
-        except TimeoutError:
-            assert until_ns is not None
-            late_ns = time.monotonic_ns() - until_ns
-            if late_ns > _STOOD_STILL_NS:
-                for lane in self.fleet:
-                    lane.pardon(late_ns)
+        due_ns = [time_ns for lane in self.fleet for time_ns in lane.wake_times_ns(self._grace_ns)]
+        self._alarm.set(min(due_ns, default=None))
+        await self._wake.wait()
+
+    def _rang(self, late_ns: int) -> None:
+        """Something is due that no message announces."""
+        if late_ns > _STOOD_STILL_NS:
+            for lane in self.fleet:
+                lane.pardon(late_ns)
+        self._wake.set()
 
     # -- small things ------------------------------------------------------------------------------------------------
 

@@ -84,6 +84,8 @@ class Fleet:
 
     def move(self, now_ns: int) -> list[WorkerLane]:
         """Moves what waits where it should not. Returns the lanes that got something."""
+        if len(self._lanes) < 2:
+            return []
         lanes = list(self)
         homes = _homes(lanes)
         if not homes:
@@ -125,7 +127,7 @@ def _homes(lanes: list[WorkerLane]) -> list[WorkerLane]:
     fleet that has its hands full asks in every turn."""
     waiting = [lane for lane in lanes if lane.core.num_waiting]
     serving = [lane for lane in lanes if lane.serves]
-    if not waiting or not serving or len(lanes) < 2:
+    if not waiting or not serving:
         return []
     if any(not lane.core.num_waiting and lane.core.num_running < lane.core.config.max_num_seqs for lane in serving):
         return waiting

@@ -34,11 +34,15 @@ class RateMeter:
         compute_ns = result.execute_ns - result.copy_ns
         total = sum(plan.num_tokens)
         prefill = total - plan.num_tokens.count(1)
-        if compute_ns > 0 and prefill >= max(_MIN_PREFILL_TOKENS, _MIN_PREFILL_SHARE * total):
+        prefilled = compute_ns > 0 and prefill >= max(_MIN_PREFILL_TOKENS, _MIN_PREFILL_SHARE * total)
+        if prefilled:
             self._prefill.append(max(1, total * _NS // compute_ns))
         blocks = len(plan.swap_out) + len(plan.swap_in) + len(plan.copy_on_write)
-        if blocks and result.copy_ns > 0:
+        copied = blocks > 0 and result.copy_ns > 0
+        if copied:
             self._copy.append(max(1, blocks * self._bytes_per_block * _NS // result.copy_ns))
+        if not prefilled and not copied:
+            return None
         measured = Rates(
             prefill_tokens_per_s=_median(self._prefill, self._told.prefill_tokens_per_s),
             copy_bytes_per_s=_median(self._copy, self._told.copy_bytes_per_s),

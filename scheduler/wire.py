@@ -94,28 +94,36 @@ def open_message(capacity: WorkerCapacity, limits: SessionLimits, group_epoch: i
 
 def plan_message(plan: StepPlan) -> pb.ExecuteRequest:
     """A plan, as packed columns."""
-    message = pb.StepPlan(
-        step_id=plan.step_id,
-        released_rows=plan.released_rows,
-        admissions=[_admission(admission) for admission in plan.admissions],
-        scheduled=pb.Scheduled(rows=plan.rows, num_tokens=plan.num_tokens, max_samples=plan.max_samples),
-    )
-    for phase, copies in (
-        (message.swap_out, plan.swap_out),
-        (message.swap_in, plan.swap_in),
-        (message.copy_on_write, plan.copy_on_write),
-    ):
-        if copies:
-            phase.MergeFrom(_copies(copies))
+    # Filled in place, and only what says something is touched: most plans are decodes, and made while the worker
+    # computes on the same processors.
+    request = pb.ExecuteRequest()
+    message = request.plan
+    message.step_id = plan.step_id
+    scheduled = message.scheduled
+    scheduled.rows.extend(plan.rows)
+    scheduled.num_tokens.extend(plan.num_tokens)
+    scheduled.max_samples.extend(plan.max_samples)
+    if plan.released_rows:
+        message.released_rows.extend(plan.released_rows)
+    if plan.admissions:
+        message.admissions.extend(map(_admission, plan.admissions))
+    if plan.swap_out:
+        _set_copies(message.swap_out, plan.swap_out)
+    if plan.swap_in:
+        _set_copies(message.swap_in, plan.swap_in)
+    if plan.copy_on_write:
+        _set_copies(message.copy_on_write, plan.copy_on_write)
     if plan.edit_rows:
-        message.table_edits.MergeFrom(
-            pb.TableEdits(rows=plan.edit_rows, indices=plan.edit_indices, blocks=plan.edit_blocks)
-        )
-    return pb.ExecuteRequest(plan=message)
+        edits = message.table_edits
+        edits.rows.extend(plan.edit_rows)
+        edits.indices.extend(plan.edit_indices)
+        edits.blocks.extend(plan.edit_blocks)
+    return request
 
 
-def _copies(copies: BlockCopies) -> pb.BlockCopies:
-    return pb.BlockCopies(sources=copies.sources, destinations=copies.destinations)
+def _set_copies(message: pb.BlockCopies, copies: BlockCopies) -> None:
+    message.sources.extend(copies.sources)
+    message.destinations.extend(copies.destinations)
 
 
 def _admission(admission: Admission) -> pb.Admission:

@@ -44,16 +44,28 @@ class Detokenizer:
     def __init__(self, table: Sequence[bytes], *, errors: str = "replace") -> None:
         self._table = table
         self._decoder = _UTF8(errors)
+        self._incomplete = False  # whether the decoder holds back the begin of a character
 
     def feed(self, token_ids: Iterable[int]) -> str:
         """The text that these ids complete."""
         table = self._table
         size = len(table)
-        return self._decoder.decode(b"".join([table[token_id] for token_id in token_ids if token_id < size]))
+        return self._decode(b"".join([table[token_id] for token_id in token_ids if token_id < size]))
 
     def flush(self) -> str:
         """What is left at the end: nothing, or the marks of a character that was never completed."""
-        return self._decoder.decode(b"", final=True)
+        return self._decoder.decode(b"", final=True) if self._incomplete else ""
+
+    def _decode(self, data: bytes) -> str:
+        """As the incremental decoder does, which is written in Python; whole characters do not need it."""
+        if not self._incomplete:
+            try:
+                return data.decode()
+            except UnicodeDecodeError:
+                pass
+        text = self._decoder.decode(data)
+        self._incomplete = bool(self._decoder.getstate()[0])
+        return text
 
     def fork(self) -> Self:
         """A copy that goes on by itself."""
@@ -87,7 +99,7 @@ class SlowDetokenizer(Detokenizer):
         self._after_spaced = False
 
     def feed(self, token_ids: Iterable[int]) -> str:
-        return self._drop_spaces(self._decoder.decode(b"".join(self._pieces(token_ids))))
+        return self._drop_spaces(self._decode(b"".join(self._pieces(token_ids))))
 
     def flush(self) -> str:
         return self._drop_spaces(super().flush())

@@ -16,7 +16,6 @@ import asyncio
 import itertools
 import random
 import time
-from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
@@ -197,10 +196,9 @@ class Frontend:
                     stream.push_logprob(index, token_id, update.logprobs[column], _top(update, column))
                 if stopped:
                     self._finish(sequence_id, stream, index)
-        # Counted in one go: nearly all in a step have waited for equally long.
-        counts = Counter(before_ns)
-        del counts[0]
-        self._metrics.inter_token_latency.observe_ns({now_ns - then_ns: count for then_ns, count in counts.items()})
+        for then_ns in set(before_ns):  # few: nearly all in a step have waited for equally long
+            if then_ns:
+                self._metrics.inter_token_latency.observe((now_ns - then_ns) / 1e9, before_ns.count(then_ns))
         self._deliver_ends(update)
 
     def _finish(self, sequence_id: int, stream: Stream, index: int) -> None:

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TypeVar
 
 from scheduler.core.result import End, EndReason
 from scheduler.core.sequence import SequenceSpec
 from scheduler.frontend.detokenizer import Detokenizer
 from scheduler.frontend.parsing.parts import OutputParser, ToolCallPart
 from scheduler.frontend.stop_strings import StopScanner
+
+_T = TypeVar("_T")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -119,8 +122,8 @@ class SequenceOutput:
 
     def take(self, max_tokens: int) -> Delta:
         """What has come since the last one, the oldest max_tokens of it; the end comes with the last of them."""
-        token_ids, self._token_ids = self._token_ids[:max_tokens], self._token_ids[max_tokens:]
-        logprobs, self._logprobs = self._logprobs[:max_tokens], self._logprobs[max_tokens:]
+        token_ids, self._token_ids = _cut(self._token_ids, max_tokens)
+        logprobs, self._logprobs = _cut(self._logprobs, max_tokens)
         end = None if self._token_ids else self.end
         last = end is not None or (self._broken_off and not self._token_ids)
         text = self._take_text(token_ids, end, last)
@@ -162,6 +165,11 @@ class SequenceOutput:
             return self._detokenizer.feed(token_ids)
         stopped = end is not None and end.stop_token_id is not None
         return self._detokenizer.feed(token_ids[:-1] if stopped else token_ids) + self._detokenizer.flush()
+
+
+def _cut(items: list[_T], size: int) -> tuple[list[_T], list[_T]]:
+    """The first so many and the others; nearly always there are none."""
+    return (items, []) if len(items) <= size else (items[:size], items[size:])
 
 
 class WatchedOutput(SequenceOutput):

@@ -114,7 +114,9 @@ class GenerationServicer(generation_pb2_grpc.GenerationServiceServicer):
             try:
                 async for piece in stream:
                     await context.write(to_response(stream.request_id, piece, token_bytes))
-                    ends |= {delta.end.reason.name for delta in piece.deltas if delta.end is not None}
+                    for delta in piece.deltas:
+                        if delta.end is not None:
+                            ends.add(delta.end.reason.name)
                 reason = ", ".join(sorted(ends))
             except RequestError as error:
                 reason = status_of(error).reason

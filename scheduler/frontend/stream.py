@@ -178,17 +178,17 @@ class Stream:
     async def __anext__(self) -> Piece:
         while not self._exhausted:
             self._waiter = waiter = asyncio.get_running_loop().create_future()
-            if self._error is not None or self._prompt_logprobs or any(output.has_news for output in self._outputs):
+            if self._error is not None or self._prompt_logprobs or self._with_news():
                 self._wake()
             await waiter
-            scores = self._take_scores()
+            scores = self._take_scores() if self._prompt_logprobs else ()
             if self._prompt_logprobs:
                 return Piece(deltas=(), prompt_logprobs=scores)
-            deltas = tuple(output.take(self._max_delta) for output in self._outputs if output.has_news)
+            deltas = tuple([output.take(self._max_delta) for output in self._with_news()])
             if self._error is not None:  # most outputs that break off hold nothing back
                 deltas = tuple(delta for delta in deltas if delta.says_something)
             if deltas:
-                self._exhausted = not self._num_open and not any(output.has_news for output in self._outputs)
+                self._exhausted = not self._num_open and not self._with_news()
                 echoed_ids, self._echoed_ids = self._echoed_ids, ()
                 return Piece(deltas, self._usage() if self._exhausted else None, echoed_ids, scores)
             if scores:
@@ -197,6 +197,9 @@ class Stream:
                 self._exhausted = True
                 raise self._error
         raise StopAsyncIteration
+
+    def _with_news(self) -> list[SequenceOutput]:
+        return [output for output in self._outputs if output.has_news]
 
     def _take_scores(self) -> tuple[TokenLogprob, ...]:
         """Some of what waits; a message must not have all of a long prompt."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 
 class Histogram:
@@ -29,11 +29,6 @@ class Histogram:
         """Counts a value that came up this many times."""
         self.counts[bisect_left(self.bounds, seconds)] += times
         self.total_s += seconds * times
-
-    def observe_ns(self, values: Mapping[int, int]) -> None:
-        """Counts values in nanoseconds, given with the times each came up."""
-        for nanoseconds, times in values.items():
-            self.observe(nanoseconds / 1e9, times)
 
     def add(self, other: Histogram) -> None:
         """Adds another one of the same bounds to this one."""
