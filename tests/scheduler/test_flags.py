@@ -96,6 +96,6 @@ def test_workers_are_given_several_times_or_as_a_list(tmp_path: Path) -> None:
 
 
 def test_a_recording_needs_its_directory(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="--record must name a file in a directory that is there, .*nowhere is none"):
+    with pytest.raises(ConfigError, match=r"--record must name a file in a directory that is there, .*nowhere is none"):
         check_recording(SchedulerConfig(model="x", record=str(tmp_path / "nowhere" / "run.rec")))
     check_recording(SchedulerConfig(model="x", record=str(tmp_path / "run.rec")))
