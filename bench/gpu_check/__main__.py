@@ -5,9 +5,11 @@ pytest, the peer where there is transformers, the served model where gRPC and it
 (--wheels). Every part has a budget of time and a process of its own, and fails into the table, which comes last. The
 same rows go to --output as JSON, with the card, the versions and the date.
 
-The wheels, fetched where there is a network, for the Python of the GPU's machine (no dependencies: it has the rest):
-    pip download --no-deps --only-binary=:all: --python-version 3.12 --platform manylinux2014_x86_64 -d WHEELS \\
-      grpcio protobuf grpcio-health-checking grpcio-reflection grpcio-status googleapis-common-protos structlog uvloop
+The wheels, fetched where there is a network, for the Python of the GPU's machine (11 MB; it has what else they need):
+    pip download -c constraints.txt --no-deps --only-binary=:all: --python-version 3.12 --implementation cp \\
+      --platform manylinux_2_31_x86_64 --platform manylinux_2_17_x86_64 --platform manylinux2014_x86_64 -d WHEELS \\
+      grpcio protobuf grpcio-health-checking grpcio-reflection grpcio-status googleapis-common-protos structlog gguf \\
+      llguidance
 """
 
 from __future__ import annotations
@@ -25,7 +27,7 @@ from bench.gpu_check import machine
 from bench.gpu_check.parts import PARTS, ROOT, run_apart, run_here
 from bench.gpu_check.rows import Rows, comparisons, read_rows, table
 
-_TOGETHER = (("kernel-tests",), ("attention", "fused-ops", "model", "peer-transformers"), ("served",))
+_TOGETHER = (("kernel-tests",), ("attention", "fused-ops", "model", "peer-transformers", "tiles"), ("served",))
 """In a dry run, where processes take longer to start than to run."""
 
 
@@ -62,7 +64,6 @@ def _parse() -> argparse.Namespace:
 
 def _check(arguments: argparse.Namespace, names: list[str]) -> int:
     deadline = time.monotonic() + arguments.seconds
-    found = machine.describe(arguments.dry_run)
     groups = [[name] for name in names]
     if arguments.dry_run:
         groups = [group for some in _TOGETHER if (group := [name for name in some if name in names])]
@@ -70,8 +71,11 @@ def _check(arguments: argparse.Namespace, names: list[str]) -> int:
         rows_file, packages = Path(temporary) / "rows.jsonl", Path(temporary) / "packages"
         python_path = [str(packages), str(ROOT), str(ROOT / "protos" / "gen")]
         failed = 0
+        # Before all parts: the worker's own tests need some of them too.
+        error = machine.install(arguments.wheels, packages) if arguments.wheels is not None else ""
+        found = machine.describe(arguments.dry_run)
         for group in groups:
-            if reason := _hindrance(group, arguments.wheels, packages):
+            if reason := _hindrance(group, error):
                 Rows(rows_file, group[0]).add("skipped", note=reason)
                 continue
             failed += run_apart(group, rows_file, deadline, arguments.dry_run, python_path)
@@ -86,18 +90,13 @@ def _check(arguments: argparse.Namespace, names: list[str]) -> int:
     return 1 if failed else 0
 
 
-def _hindrance(group: list[str], wheels: Path | None, packages: Path) -> str:
-    """Why a group cannot run here, empty if it can."""
+def _hindrance(group: list[str], error: str) -> str:
+    """Why a group cannot run here, empty if it can. error: of the wheels' installation."""
     if group == ["peer-transformers"] and machine.version("transformers") is None:
         return "there is no transformers"
     if group != ["served"] or not (missing := machine.missing_for_services()):
         return ""
-    if wheels is None:
-        return f"missing: {', '.join(missing)} (see --wheels)"
-    if error := machine.install(wheels, packages):
-        return error
-    missing = machine.missing_for_services()
-    return f"missing still: {', '.join(missing)}" if missing else ""
+    return f"missing: {', '.join(missing)} ({error or 'see --wheels'})"
 
 
 def _output(arguments: argparse.Namespace) -> Path:

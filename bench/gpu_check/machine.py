@@ -22,6 +22,9 @@ _OF_SERVICES = (
     "google.protobuf",
     "google.rpc",
     "structlog",
+    "prometheus_client",
+    "llguidance",
+    "gguf",
     "yaml",
     "tokenizers",
     "jinja2",
@@ -75,7 +78,7 @@ def install(wheels: Path, target: Path) -> str:
     command = [sys.executable, "-m", "pip", "install", "-q", "--no-index", "--no-deps", "--target", str(target), *files]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode:
-        return done.stderr.strip().splitlines()[-1]
+        return (done.stderr.strip().splitlines() or [f"pip's status {done.returncode}"])[-1]
     sys.path.insert(0, str(target))
     importlib.invalidate_caches()
     return ""

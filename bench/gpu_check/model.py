@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import statistics
 import time
-from dataclasses import replace
+from functools import partial
 
 import numpy as np
 
@@ -34,10 +34,13 @@ def run(setting: Setting) -> None:
     )
     cache = KVCache(spec, max(sizes.streams) * _blocks_each(sizes), setting.device, copy_blocks=backend.copy_blocks)
     runner = Runner(make_decoder(setting, backend), cache, make_io(setting.device))
-    for streams in sizes.streams:
-        _generate(runner, replace(sizes, output=3), streams)  # compiles what these shapes need
-        prompts_s, steps_s = _generate(runner, sizes, streams)
-        _add(setting, streams, prompts_s, steps_s)
+    setting.measure({sizes.requests(streams): partial(_measure, setting, runner, streams) for streams in sizes.streams})
+
+
+def _measure(setting: Setting, runner: Runner, streams: int) -> None:
+    _generate(runner, setting.sizes, streams)  # compiles what these shapes need, also where the context has grown
+    prompts_s, steps_s = _generate(runner, setting.sizes, streams)
+    _add(setting, streams, prompts_s, steps_s)
 
 
 def _add(setting: Setting, streams: int, prompts_s: float, steps_s: list[float]) -> None:

@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from bench.gpu_check.rows import Rows, read_rows
+from bench.gpu_check.rows import Rows, one_line, read_rows
 
 ROOT = Path(__file__).parents[2]
 _GRACE_S = 8
@@ -39,12 +39,13 @@ class Part:
 PARTS = {
     part.name: part
     for part in (
-        Part(name="kernel-tests", budget_s=150),
-        Part(name="attention", budget_s=70),
+        Part(name="kernel-tests", budget_s=130),
+        Part(name="attention", budget_s=60),
         Part(name="fused-ops", budget_s=40),
-        Part(name="model", budget_s=110),
-        Part(name="peer-transformers", budget_s=110),
-        Part(name="served", budget_s=90),
+        Part(name="model", budget_s=100),
+        Part(name="peer-transformers", budget_s=100),
+        Part(name="served", budget_s=85),
+        Part(name="tiles", budget_s=55),
     )
 }
 
@@ -70,7 +71,7 @@ def run_here(names: Sequence[str], rows_file: Path, dry_run: bool) -> int:
         except Exception as error:
             failed += 1
             traceback.print_exc()
-            rows.add("FAILED", note=_one_line(error))
+            rows.add("FAILED", note=one_line(error))
     return failed
 
 
@@ -84,20 +85,25 @@ def run_apart(names: Sequence[str], rows_file: Path, deadline: float, dry_run: b
         return len(names)
     print(f"-- {', '.join(names)}, at most {budget:.0f} s", flush=True)
     command = [sys.executable, "-m", "bench.gpu_check", "--parts", ",".join(names), "--rows", str(rows_file)]
-    environment = os.environ | {"PYTHONPATH": os.pathsep.join(python_path), "HF_HUB_OFFLINE": "1"}
+    paths = [*python_path, *filter(None, [os.environ.get("PYTHONPATH")])]
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(paths), "HF_HUB_OFFLINE": "1"}
     if dry_run:
         command.append("--dry-run")
         environment["TRITON_INTERPRET"] = "1"
     process = subprocess.Popen(command, cwd=ROOT, env=environment, start_new_session=True)
     try:
-        return process.wait(budget)
+        status = process.wait(budget)
+        if status >= 0:
+            return status
+        note = f"ended by signal {-status}"
     except subprocess.TimeoutExpired:
-        started = {row.part for row in read_rows(rows_file)}
-        late = [name for name in names if name not in started][:1] or names[-1:]
-        Rows(rows_file, late[0]).add("FAILED", note=f"stopped after {budget:.0f} s")
-        return 1
+        note = f"stopped after {budget:.0f} s"
     finally:
         _end(process)
+    started = {row.part for row in read_rows(rows_file)}
+    late = [name for name in names if name not in started][:1] or names[-1:]
+    Rows(rows_file, late[0]).add("FAILED", note=note)
+    return 1
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:
@@ -109,8 +115,3 @@ def _end(process: subprocess.Popen[bytes]) -> None:
     with contextlib.suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)
     process.wait()
-
-
-def _one_line(error: Exception) -> str:
-    lines = str(error).strip().splitlines() or [""]
-    return f"{type(error).__name__}: {lines[0]}"[:200]

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import importlib.util
 import itertools
 import statistics
+from functools import partial
 from typing import Any
 
 import torch
@@ -17,9 +19,13 @@ def run(setting: Setting) -> None:
     """The part."""
     model = _make_model(setting)
     _generate(model, setting, setting.sizes.streams[0], 3)  # what is set up on first use; each call warms itself up
-    for streams in setting.sizes.streams:
-        outputs = _generate(model, setting, streams, setting.sizes.output)
-        _add(setting, streams, outputs)
+    sizes = setting.sizes
+    setting.measure({sizes.requests(streams): partial(_measure, model, setting, streams) for streams in sizes.streams})
+
+
+def _measure(model: Any, setting: Setting, streams: int) -> None:
+    outputs = _generate(model, setting, streams, setting.sizes.output)
+    _add(setting, streams, outputs)
 
 
 def _make_model(setting: Setting) -> Any:
@@ -75,6 +81,8 @@ def _add(setting: Setting, streams: int, outputs: list[Any]) -> None:
         if earlier >= first
     ]
     name = sizes.requests(streams)
+    has_flash = any(importlib.util.find_spec(package) for package in ("flash_attn", "flash_attn_interface"))
+    note = "attention by flash-attn" if has_flash else "attention by SDPA: there is no flash-attn"
     if steps:
-        setting.rows.add(f"{name}: decode step", 1e3 * statistics.median(steps), "ms")
-    setting.rows.add(f"{name}: all", streams * sizes.output / (end - start), "tokens/s")
+        setting.rows.add(f"{name}: decode step", 1e3 * statistics.median(steps), "ms", note=note)
+    setting.rows.add(f"{name}: all", streams * sizes.output / (end - start), "tokens/s", note=note)

@@ -80,13 +80,20 @@ def comparisons(rows: list[Row]) -> list[Row]:
 
 def table(rows: list[Row]) -> str:
     """For people."""
-    lines = [f"{'':<19}{'':<36}{'measured':>16}  {'beside it':<42}{'ratio':>6}"]
+    lines = [f"{'':<19}{'':<46}{'measured':>16}  {'beside it':<42}{'ratio':>6}"]
     for row in rows:
         value = row.note if row.value is None else f"{_short(row.value)} {row.unit}"
         beside = row.peer if row.peer_value is None else f"{_short(row.peer_value)} {row.unit} {row.peer}"
         ratio = "" if row.ratio is None else f"{row.ratio:.2f}"
-        lines.append(f"{row.part:<19}{row.what:<36}{value:>16}  {beside:<42}{ratio:>6}".rstrip())
+        more = "" if row.value is None else row.note
+        lines.append(f"{row.part:<19}{row.what:<46}{value:>16}  {beside:<42}{ratio:>6}  {more}".rstrip())
     return "\n".join(lines)
+
+
+def one_line(error: Exception) -> str:
+    """What a row says of it."""
+    lines = str(error).strip().splitlines() or [""]
+    return f"{type(error).__name__}: {lines[0]}"[:200]
 
 
 def _ratio(value: float, unit: str, peer_value: float) -> float:

@@ -28,7 +28,9 @@ async def _measure(setting: Setting, model: Path) -> None:
     from clients.local.services import Services, ServicesConfig
 
     sizes = setting.sizes
-    tokens = max(sizes.streams) * (sizes.prompt + sizes.output)
+    # On a GPU the worker sizes its KV cache itself, by the profiling run that a deployment has.
+    blocks = 2 * max(sizes.streams) * (sizes.prompt + sizes.output) // sizes.block_size
+    sized = () if setting.device.type == "cuda" else (f"--num-gpu-blocks-override={blocks}",)
     shared = (
         f"--model={model}",
         f"--max-num-seqs={max(sizes.streams)}",
@@ -45,8 +47,8 @@ async def _measure(setting: Setting, model: Path) -> None:
             "--backend=triton",
             f"--device={setting.device.type}",
             f"--block-size={sizes.block_size}",
-            f"--num-gpu-blocks-override={2 * tokens // sizes.block_size}",
             "--swap-space=0",
+            *sized,
         ),
     )
     with tempfile.TemporaryFile() as log:
@@ -55,7 +57,7 @@ async def _measure(setting: Setting, model: Path) -> None:
                 await services.start()
                 async with AsyncClient(config.scheduler.target) as client:
                     for streams in sizes.streams:
-                        await _generate(client, sizes, streams, 3)
+                        await _generate(client, sizes, streams, sizes.output)  # warms up
                         _add(setting, streams, await _generate(client, sizes, streams, sizes.output))
                 await services.drain()
         except Exception as error:

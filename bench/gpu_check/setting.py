@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import functools
+import traceback
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 import torch
 
-from bench.gpu_check.rows import Rows
+from bench.gpu_check.rows import Rows, one_line
 from bench.gpu_check.sizes import Sizes
 from bench.gpu_check.timing import Timer
 
@@ -32,6 +34,19 @@ class Setting:
     def dtype(self) -> torch.dtype:
         dtype: torch.dtype = getattr(torch, self.sizes.dtype)
         return dtype
+
+    def measure(self, measurements: Mapping[str, Callable[[], None]]) -> None:
+        """Makes all of them, by name. One that raises is a row and spares the others; raises after the last of them."""
+        failed = []
+        for name, measurement in measurements.items():
+            try:
+                measurement()
+            except Exception as error:
+                traceback.print_exc()
+                self.rows.add(name, note=one_line(error))
+                failed.append(name)
+        if failed:
+            raise RuntimeError(f"{len(failed)} of {len(measurements)} measurements: {', '.join(failed)}")
 
     def random(self, *shape: int, dtype: torch.dtype | None = None) -> torch.Tensor:
         """Normal numbers on the device. Never zeros: those are multiplied and moved faster than what is real."""

@@ -11,6 +11,8 @@ import torch
 
 Work = Callable[[], Any]
 
+_WARM_UP_S = 0.1
+
 
 class Timer:
     """Times work on a device."""
@@ -26,8 +28,7 @@ class Timer:
     def median(self, *works: Work) -> float:
         """Median of the seconds of one piece of work. Several pieces, equal but for the memory that they touch, take
         turns, so that none finds its data in the GPU's cache."""
-        for work in works:
-            work()
+        self._warm_up(works)
         turns = [works[turn % len(works)] for turn in range(max(self._repeats, len(works)))]
         return statistics.median(self._each(turns))
 
@@ -44,6 +45,20 @@ class Timer:
             for work in works:
                 work()
         return self.median(graph.replay) / len(works)
+
+    def _warm_up(self, works: Sequence[Work]) -> None:
+        """Each piece once, which compiles what it needs, and on a GPU for as long as the clocks of an idle one take to
+        rise."""
+        for work in works:
+            work()
+        if self.device.type == "cpu":
+            return
+        torch.cuda.synchronize()
+        end = time.perf_counter() + _WARM_UP_S
+        while time.perf_counter() < end:
+            for work in works:
+                work()
+            torch.cuda.synchronize()
 
     def _each(self, works: Sequence[Work]) -> list[float]:
         if self.device.type == "cpu":

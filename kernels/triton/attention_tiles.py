@@ -22,12 +22,14 @@ _ALONE = 1.5  # a program alone on an SM waits between its loads: it moves as mu
 
 @dataclass(frozen=True, slots=True)
 class Tile:
-    """Rows (queries times heads of one KV head) and keys of a step of the inner loop, warps, pipeline stages."""
+    """Rows (queries times heads of one KV head) and keys of a step of the inner loop, warps, pipeline stages, whether
+    scores are computed a step ahead."""
 
     block_m: int
     block_n: int
     num_warps: int
     num_stages: int
+    ahead: bool = False
 
 
 def next_power_of_2(n: int) -> int:
@@ -49,21 +51,25 @@ def decode_tile(gpu: Gpu, group: int, head_dim: int, cache_bytes: int) -> Tile:
 
 
 @functools.cache
-def prefill_tile(gpu: Gpu, group: int, head_dim: int, query_bytes: int, has_window: bool) -> Tile:
-    """query_bytes: size of a query's element.
+def prefill_tile(gpu: Gpu, group: int, head_dim: int, query_bytes: int, has_window: bool, is_plain: bool) -> Tile:
+    """query_bytes: size of a query's element. is_plain: without window, cap and float8.
 
     128 rows of 64 or 128 keys: with 64 rows, reading keys and values from L2 would take longer than the products. 8
     warps hold the output in registers, at most 128 a thread, with the scores beside it; where that is too much for 255
-    registers, there are fewer keys or rows. With 200 kB of shared memory and the warpgroup products of Hopper, 128 keys
-    a step halve what each step costs beside them; masks on columns or of a window leave no registers for that. Heads
-    of 64 rather fit two programs to an SM, so that one computes products while the other takes exponentials. In
-    float32 no tensor core takes part: small tiles, for registers.
+    registers, there are fewer keys or rows. On Hopper scores are computed a step ahead, which hides the exponentials
+    behind products; there are registers for that with 64 keys, and none where a float8 cache is converted on the way:
+    there, with 200 kB of shared memory, 128 keys a step halve what each step costs beside the products, but for masks
+    on columns or of a window, which leave no registers either. Heads of 64 rather fit two programs to an SM, so that
+    one computes products while the other takes exponentials. In float32 no tensor core takes part: small tiles, for
+    registers.
     """
     if query_bytes == 4:
         return Tile(max(32, next_power_of_2(group)), 32, 8, 2)
     large = gpu.shared_bytes >= 200 << 10
     if head_dim <= 64:
         return Tile(128, 64, 8, 3)
+    if gpu.capability == 90 and is_plain and head_dim <= 128:
+        return Tile(128, 64, 8, 3, ahead=True)
     if head_dim == 128 and large and not has_window:
         return Tile(128, 128, 8, 2)
     if head_dim <= 128:

@@ -1,8 +1,9 @@
 """python -m kernels.triton.compile_all: compiles every kernel for sm_80 and sm_90 and reports what each one uses.
 
 No GPU is needed. The report goes to build/triton-kernels.txt and to standard output. Status 1 if a kernel does not
-compile, does not fit the shared memory of its GPU, or is hot and spills registers in a loop: a few that wait on the
-stack from the start of a program to its end cost nothing. What was compiled before comes from Triton's cache.
+compile, does not fit the shared memory of its GPU, or is hot and has the products of a warpgroup wait for one another
+or spills registers in a loop: a few that wait on the stack from the start of a program to its end cost nothing. What
+was compiled before comes from Triton's cache.
 """
 
 from __future__ import annotations
@@ -48,7 +49,9 @@ class Outcome:
             return self.error
         if self.resources.shared > self.job.gpu.shared_bytes:
             return f"needs more shared memory than {self.job.gpu.shared_bytes} bytes"
-        return "spills in a loop" if self.job.hot and self.resources.spills_in_loops else ""
+        if self.job.hot and self.resources.spills_in_loops:
+            return "spills in a loop"
+        return "has its products wait for one another" if self.job.hot and self.resources.serialized else ""
 
 
 def jobs() -> list[Job]:

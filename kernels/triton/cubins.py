@@ -56,13 +56,15 @@ class Variant:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Resources:
     """Per thread: registers, bytes of stack, where spilled ones go, and instructions in loops that move them there and
-    back. Per program: warps, bytes of shared memory."""
+    back. Per program: warps, bytes of shared memory. serialized: ptxas, out of registers, has every product of a
+    warpgroup wait for the one before."""
 
     registers: int
     stack: int
     spills_in_loops: int
     warps: int
     shared: int
+    serialized: bool
 
 
 @contextmanager
@@ -124,10 +126,15 @@ def compile_variant(variant: Variant, capability: int) -> Resources:
         file.write(compiled.asm["cubin"])
         file.flush()
         registers, stack = _registers_and_stack(file.name)
-        spills = _spills_in_loops(file.name) if stack else 0
+        instructions = _instructions(file.name)
     metadata = compiled.metadata
     return Resources(
-        registers=registers, stack=stack, spills_in_loops=spills, warps=metadata.num_warps, shared=metadata.shared
+        registers=registers,
+        stack=stack,
+        spills_in_loops=_spills_in_loops(instructions) if stack else 0,
+        warps=metadata.num_warps,
+        shared=metadata.shared,
+        serialized=_serialized(instructions),
     )
 
 
@@ -139,11 +146,23 @@ def _registers_and_stack(cubin: str) -> tuple[int, int]:
     return int(found[1]), int(found[2])
 
 
-def _spills_in_loops(cubin: str) -> int:
+def _instructions(cubin: str) -> list[tuple[int, str]]:
+    """Addresses and what is there."""
+    found = re.findall(r"/\*([0-9a-f]{4,})\*/ +(.*?);", _cuobjdump("-sass", cubin))
+    return [(int(address, 16), instruction) for address, instruction in found]
+
+
+def _serialized(instructions: list[tuple[int, str]]) -> bool:
+    """Products of a warpgroup (HGMMA) come in rows of several, then a wait."""
+    products = sum("HGMMA" in instruction for _, instruction in instructions)
+    waits = sum("WARPGROUP.DEPBAR" in instruction for _, instruction in instructions)
+    return 2 * waits > products > 0
+
+
+def _spills_in_loops(instructions: list[tuple[int, str]]) -> int:
     """Loads from and stores to the stack between a branch backwards and its target."""
     spills, loops = [], []
-    for address_text, instruction in re.findall(r"/\*([0-9a-f]{4,})\*/ +(.*?);", _cuobjdump("-sass", cubin)):
-        address = int(address_text, 16)
+    for address, instruction in instructions:
         if re.search(r"\b(LDL|STL)\b", instruction):
             spills.append(address)
         branch = re.search(r"\bBRA\b.*?0x([0-9a-f]+)", instruction)

@@ -100,7 +100,8 @@ def paged_attention(
         _decode(gpu, decode, shared, constants)
     if tokens == num_seqs or tokens <= few_queries:
         return out
-    prefill = prefill_tile(gpu, group, head_dim, q.element_size(), window > 0)
+    is_plain = not (window or soft_cap or k_scale is not None)
+    prefill = prefill_tile(gpu, group, head_dim, q.element_size(), window > 0, is_plain)
     tiles = tokens // (prefill.block_m // group) + num_seqs  # the most there can be
     prefill_kernel[(tiles * kv_heads,)](
         *shared,
@@ -109,6 +110,7 @@ def paged_attention(
         **constants,
         BLOCK_M=prefill.block_m,
         BLOCK_N=prefill.block_n,
+        AHEAD=prefill.ahead,
         num_warps=prefill.num_warps,
         num_stages=prefill.num_stages,
         enable_fp_fusion=True,

@@ -104,6 +104,7 @@ def decode_kernel(
         HAS_SOFT_CAP,
         HAS_WINDOW,
         MASKED=True,
+        AHEAD=False,
     )
     attended = acc / tl.where(row_sum == 0.0, 1.0, row_sum)[:, None]
     if KV_FORMAT != 0:

@@ -60,6 +60,7 @@ def prefill_kernel(
     KV_FORMAT: tl.constexpr,
     HAS_SOFT_CAP: tl.constexpr,
     HAS_WINDOW: tl.constexpr,
+    AHEAD: tl.constexpr,
 ):
     QUERIES: tl.constexpr = BLOCK_M // GROUP
     program = tl.num_programs(0) - 1 - tl.program_id(0)
@@ -120,6 +121,7 @@ def prefill_kernel(
             HAS_SOFT_CAP,
             HAS_WINDOW,
             MASKED=part != 1,
+            AHEAD=AHEAD and part == 1,
         )
     attended = acc / tl.where(row_sum == 0.0, 1.0, row_sum)[:, None]  # 0 in rows that do not exist, under a window
     if KV_FORMAT != 0:

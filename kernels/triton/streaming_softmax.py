@@ -78,23 +78,34 @@ def stream_keys(
     HAS_SOFT_CAP: tl.constexpr,
     HAS_WINDOW: tl.constexpr,
     MASKED: tl.constexpr,
+    AHEAD: tl.constexpr,
 ):
     """Continues the softmax over keys first_key..end_key - 1 -> acc, row_max, row_sum.
 
     Not MASKED: every key of the range is visible to every row and the range is a multiple of BLOCK_N. MASKED: neither
     need hold; table entries and slots outside the range are not read, they may hold anything. A row that has seen no
     key yet has row_max -inf and row_sum 0.
+
+    AHEAD, which goes without MASKED: a step computes the scores of the next one, so that on Hopper, where a product
+    runs beside other instructions, the tensor cores have work while exponentials are taken (Shah et al.,
+    "FlashAttention-3", 2024). The last step's are of no keys and are dropped.
     """
     tokens = tl.arange(0, BLOCK_N)
     dims = tl.arange(0, BLOCK_D)
     in_head = (dims < HEAD_DIM)[None, :]
+    inner_scale = 0.0
+    outer_scale = qk_scale * LOG2_E
     if HAS_SOFT_CAP:
         inner_scale = qk_scale / soft_cap
         outer_scale = soft_cap * LOG2_E
-    else:
-        outer_scale = qk_scale * LOG2_E
     next_pos = first_key + tokens
     next_blocks = tl.load(table_ptr + next_pos // BLOCK_SIZE, mask=next_pos < end_key, other=0)
+    if AHEAD:
+        offsets = _offsets(next_blocks, next_pos, kv_head, KV_HEADS, HEAD_DIM, BLOCK_SIZE, BLOCK_D)
+        keys = _load_tile(key_ptr, offsets, in_head, KV_FORMAT, BLOCK_D != HEAD_DIM)
+        scores = tl.dot(q, tl.trans(keys), input_precision="ieee")
+        next_pos += BLOCK_N
+        next_blocks = tl.load(table_ptr + next_pos // BLOCK_SIZE, mask=next_pos < end_key, other=0)
     for _ in tl.range(first_key, end_key, BLOCK_N):
         # Block ids are loaded a step ahead of the keys that they lead to. Loaded in the same step they would take a
         # stage of the pipeline of their own, and keys and values would get half the buffers.
@@ -102,24 +113,18 @@ def stream_keys(
         blocks = next_blocks
         next_pos += BLOCK_N
         next_blocks = tl.load(table_ptr + next_pos // BLOCK_SIZE, mask=next_pos < end_key, other=0)
-        # The caches as rows of D: fewer than 2^31 of them (the launcher sees to it), but more elements.
-        cache_rows = (blocks * KV_HEADS + kv_head) * BLOCK_SIZE + key_pos % BLOCK_SIZE
-        offsets = cache_rows.to(tl.int64)[:, None] * HEAD_DIM + dims[None, :]
-        if MASKED:
-            readable = (key_pos < end_key)[:, None] & in_head
-            keys = tl.load(key_ptr + offsets, mask=readable, other=0)
-            values = tl.load(value_ptr + offsets, mask=readable, other=0)  # 0 * NaN must not come in
-        elif BLOCK_D != HEAD_DIM:
-            keys = tl.load(key_ptr + offsets, mask=in_head, other=0)
-            values = tl.load(value_ptr + offsets, mask=in_head, other=0)
+        of_keys = _offsets(blocks, key_pos, kv_head, KV_HEADS, HEAD_DIM, BLOCK_SIZE, BLOCK_D)
+        if AHEAD:
+            keys = _load_tile(key_ptr, of_keys, in_head, KV_FORMAT, BLOCK_D != HEAD_DIM)
+            values = _load_tile(value_ptr, offsets, in_head, KV_FORMAT, BLOCK_D != HEAD_DIM)
+            next_scores = tl.dot(q, tl.trans(keys), input_precision="ieee")
         else:
-            keys = tl.load(key_ptr + offsets)
-            values = tl.load(value_ptr + offsets)
-        if KV_FORMAT != 0:
-            keys = float8.decode(keys, KV_FORMAT == 1)
-            values = float8.decode(values, KV_FORMAT == 1)
-
-        scores = tl.dot(q, tl.trans(keys), input_precision="ieee")  # [BLOCK_M, BLOCK_N] float32
+            readable = in_head
+            if MASKED:
+                readable = (key_pos < end_key)[:, None] & in_head  # 0 * NaN must not come in
+            keys = _load_tile(key_ptr, of_keys, readable, KV_FORMAT, MASKED or BLOCK_D != HEAD_DIM)
+            values = _load_tile(value_ptr, of_keys, readable, KV_FORMAT, MASKED or BLOCK_D != HEAD_DIM)
+            scores = tl.dot(q, tl.trans(keys), input_precision="ieee")  # [BLOCK_M, BLOCK_N] float32
         if HAS_SOFT_CAP:
             scores = 1.0 - 2.0 / (tl.exp2(scores * (inner_scale * 2.0 * LOG2_E)) + 1.0)  # tanh, 1 or -1 at the ends
         if MASKED:
@@ -136,4 +141,32 @@ def stream_keys(
         row_sum = row_sum * decay + tl.sum(weights, axis=1)
         acc = tl.dot(weights.to(values.dtype), values, acc * decay[:, None], input_precision="ieee")
         row_max = new_max
+        if AHEAD:
+            scores = next_scores
+            offsets = of_keys
     return acc, row_max, row_sum
+
+
+@triton.jit
+def _offsets(
+    blocks,
+    key_pos,
+    kv_head,
+    KV_HEADS: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+):
+    """[BLOCK_N, BLOCK_D] places of tokens key_pos, in those blocks, in a cache."""
+    # The caches as rows of D: fewer than 2^31 of them (the launcher sees to it), but more elements.
+    cache_rows = (blocks * KV_HEADS + kv_head) * BLOCK_SIZE + key_pos % BLOCK_SIZE
+    return cache_rows.to(tl.int64)[:, None] * HEAD_DIM + tl.arange(0, BLOCK_D)[None, :]
+
+
+@triton.jit
+def _load_tile(cache_ptr, offsets, mask, KV_FORMAT: tl.constexpr, HAS_MASK: tl.constexpr):
+    """Keys or values in the type that products take; zeros where the mask, with HAS_MASK, forbids to read."""
+    tile = tl.load(cache_ptr + offsets, mask=mask, other=0) if HAS_MASK else tl.load(cache_ptr + offsets)
+    if KV_FORMAT != 0:
+        tile = float8.decode(tile, KV_FORMAT == 1)
+    return tile

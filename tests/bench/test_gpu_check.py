@@ -6,14 +6,18 @@ import importlib.util
 import json
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from bench.gpu_check.kernel_tests import count_outcomes
-from bench.gpu_check.parts import PARTS
-from bench.gpu_check.rows import Row, comparisons, table
+from bench.gpu_check.parts import PARTS, run_apart
+from bench.gpu_check.rows import Row, Rows, comparisons, read_rows, table
+from bench.gpu_check.setting import Setting
+from bench.gpu_check.sizes import DRY
 from tests.integration.processes import REPOSITORY
 
 CAP_S = 280.0
@@ -52,6 +56,13 @@ def test_parts_without_time_are_rows_and_a_failure(tmp_path: Path) -> None:
     assert "2 parts FAILED" in printed
 
 
+def test_a_part_that_a_signal_ends_is_a_row_and_one_failure(tmp_path: Path) -> None:
+    (tmp_path / "sitecustomize.py").write_text("import os, signal\nos.kill(os.getpid(), signal.SIGABRT)\n")
+    rows = tmp_path / "rows"
+    assert run_apart(["model"], rows, time.monotonic() + 60, True, [str(tmp_path)]) == 1
+    assert [(row.part, row.what, row.note) for row in read_rows(rows)] == [("model", "FAILED", "ended by signal 6")]
+
+
 def test_the_runner_stands_beside_the_peer_and_the_whole_path_beside_the_runner() -> None:
     rows = [
         Row(part="model", what="16: step", value=4.0, unit="ms"),
@@ -67,6 +78,15 @@ def test_the_runner_stands_beside_the_peer_and_the_whole_path_beside_the_runner(
         ("model /", "16: all", "peer-transformers", 450.0, 2.0),
         ("served /", "64: all", "model", 2000.0, 0.95),
     ]
+
+
+def test_a_measurement_that_fails_is_a_row_and_spares_the_others(tmp_path: Path) -> None:
+    setting = Setting(device=torch.device("cpu"), sizes=DRY, rows=Rows(tmp_path / "rows", "attention"), budget_s=1)
+    with pytest.raises(RuntimeError, match="1 of 2 measurements: decode"):
+        setting.measure({"decode": lambda: int("x"), "prefill": lambda: setting.rows.add("prefill", 1.0)})
+    failed, measured = read_rows(tmp_path / "rows")
+    assert failed.what == "decode" and "ValueError" in failed.note and failed.value is None
+    assert (measured.what, measured.value) == ("prefill", 1.0)
 
 
 @pytest.mark.parametrize(

@@ -89,6 +89,13 @@ def test_float8_cache(gpu: Gpu, dtype: torch.dtype, head_dim: int) -> None:
     assert_near(out, expected, max(TOLERANCES[dtype], 2e-3))  # both products are taken in float16
 
 
+@pytest.mark.parametrize(("dtype", "head_dim"), [(torch.bfloat16, 128), (torch.float16, 80)])
+def test_scores_computed_a_step_ahead(dtype: torch.dtype, head_dim: int) -> None:
+    """As on Hopper, over three steps whose keys all queries see: the last one's look ahead finds none."""
+    with assume(H100):
+        check(make([(9, 210)], dtype, query_heads=2, head_dim=head_dim))
+
+
 def test_large_scores_do_not_overflow() -> None:
     case = make([(1, 600), (20, 20)])
     case.q.mul_(100)

@@ -14,9 +14,8 @@ import torch
 from tests.worker.models.checkpoints import make_reference, reference_logits, save
 from tests.worker.models.paged import PagedModel
 from tests.worker.models.test_decoder import PROMPTS
+from tests.worker.sampling import mixed_rows, rules_of
 from tests.worker.test_device_io import COLUMNS
-from tests.worker.test_logit_rules import rules_of
-from tests.worker.test_sampler import SAMPLERS, mixed_rows
 from worker.backend.select import make_backend
 from worker.device_io import DeviceIO, HostIO, StagedIO
 from worker.device_sampler import DeviceSampler, Sampler
@@ -25,7 +24,7 @@ from worker.loader.load import LoadedModel, load_model, open_checkpoint
 from worker.loader.resolve import resolve_model
 from worker.logit_adjuster import Adjustments
 from worker.profiling import MemoryGauge
-from worker.sampler import Sampled
+from worker.sampler import Sampled, sample
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU")
 GPU = torch.device("cuda")
@@ -43,7 +42,7 @@ def test_staged_columns_arrive_and_come_back() -> None:
 @pytest.mark.parametrize("width", [97, 128_256])
 def test_the_gpu_samples_what_the_host_does(width: int) -> None:
     logits, rows = mixed_rows(width)
-    host, device = SAMPLERS["numpy"](logits, rows), DeviceSampler(StagedIO(GPU))(logits.to(GPU), rows)
+    host, device = sample(logits, rows), DeviceSampler(StagedIO(GPU))(logits.to(GPU), rows)
     assert device.tokens.tolist() == host.tokens.tolist()
     assert device.top_tokens.tolist() == host.top_tokens.tolist()
     assert device.logprobs == pytest.approx(host.logprobs, abs=1e-4)
@@ -63,7 +62,7 @@ def test_the_gpu_keeps_the_rules_that_the_host_does() -> None:
         adjustments = Adjustments(places, rules, places)
         return sampler(logits, rows, adjustments.apply(logits, io))
 
-    host = draw(SAMPLERS["numpy"], HostIO(), logits.clone())
+    host = draw(sample, HostIO(), logits.clone())
     device = draw(DeviceSampler(StagedIO(GPU)), StagedIO(GPU), logits.to(GPU))
     assert device.tokens.tolist() == host.tokens.tolist()
     assert device.top_tokens.tolist() == host.top_tokens.tolist()

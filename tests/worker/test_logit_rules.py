@@ -10,35 +10,21 @@ import numpy.typing as npt
 import pytest
 import torch
 
-from tests.worker.test_sampler import DRAWS, SAMPLERS, columns, expected_distribution, row_of
+from tests.worker.sampling import WIDTH, columns, rules_of
+from tests.worker.test_sampler import DRAWS, SAMPLERS, expected_distribution, row_of
 from worker.device_io import HostIO, StagedIO
 from worker.device_sampler import Sampler
 from worker.logit_adjuster import Adjustments
 from worker.row_rules import RowRules
 from worker.sampler import Sampled, SamplingColumns
-from worker.step import LogitRules, RowFlag
+from worker.step import RowFlag
 
-WIDTH = 12
 IO = {"device": StagedIO(torch.device("cpu"), page_locked=False)}
 
 
 @pytest.fixture(params=["numpy", "device", max(set(SAMPLERS) - {"numpy", "device"})])
 def name(request: pytest.FixtureRequest) -> str:
     return str(request.param)
-
-
-def rules_of(
-    prompt: list[int] | None = None, output: list[int] | None = None, width: int = WIDTH, **values: Any
-) -> RowRules:
-    """Of a row with these tokens; logit_bias: a dict."""
-    if "logit_bias" in values:
-        bias = values.pop("logit_bias")
-        values["bias_token_ids"] = np.array(list(bias), np.int64)
-        values["biases"] = np.array(list(bias.values()), np.float32)
-    for ids in ("masked_token_ids", "allowed_token_ids"):
-        if ids in values:
-            values[ids] = np.array(values[ids], np.int64)
-    return RowRules(LogitRules(**values), prompt or [], output or [], width=width)
 
 
 def draw(

@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from kernels.cpu.library import available_instruction_sets
+from tests.worker.sampling import columns, mixed_rows
 from worker.backend.cpu_backend import CpuBackend
 from worker.backend.native_sampler import NativeSampler
 from worker.device_io import StagedIO
@@ -28,25 +29,6 @@ SAMPLERS: dict[str, Sampler] = {
 @pytest.fixture(params=SAMPLERS)
 def sample(request: pytest.FixtureRequest) -> Sampler:
     return SAMPLERS[request.param]
-
-
-def columns(num_rows: int, **values: object) -> SamplingColumns:
-    """Greedy rows without logprobs, except for the values given: one for all rows, or a list."""
-    kinds = {
-        "temperature": (np.float64, 0.0),
-        "top_k": (np.int32, 0),
-        "top_p": (np.float64, 1.0),
-        "min_p": (np.float64, 0.0),
-        "num_logprobs": (np.int32, -1),
-        "seeds": (np.uint64, 0),
-        "output_index": (np.int64, 0),
-    }
-    return SamplingColumns(
-        **{
-            name: np.broadcast_to(np.array(values.get(name, default), kind), num_rows).copy()
-            for name, (kind, default) in kinds.items()
-        }
-    )
 
 
 def expected_distribution(
@@ -105,22 +87,6 @@ def test_frequencies_follow_the_exact_distribution(
     expected = expected_distribution(logits.astype(np.float64), temperature, top_k, top_p, min_p)
     assert set(np.flatnonzero(frequencies)) <= set(np.flatnonzero(expected))
     assert np.abs(frequencies - expected).max() < 0.03
-
-
-def mixed_rows(width: int) -> tuple[torch.Tensor, SamplingColumns]:
-    """Rows of every kind, over logits peaked like a model's."""
-    generator = torch.Generator().manual_seed(4)
-    logits = torch.randn((8, width), generator=generator) * 3
-    return logits, columns(
-        8,
-        temperature=[0, 1, 0.7, 1, 1, 0.9, 2, 0],
-        top_k=[0, 0, 50, 0, 0, 20, 0, 5],
-        top_p=[1, 1, 1, 0.9, 1, 0.8, 0.999, 1],
-        min_p=[0, 0, 0, 0, 0.05, 0.01, 0, 0],
-        num_logprobs=[-1, 0, 3, -1, 20, -1, 1, 0],
-        seeds=[0, 1, 2**64 - 1, 3, 4, 5, 6, 7],
-        output_index=[0, 5, 2**31, 7, 8, 9, 10, 11],
-    )
 
 
 def row_of(sampled: Sampled, place: int) -> tuple[int, bytes, bytes, bytes]:
