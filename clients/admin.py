@@ -9,7 +9,7 @@ from typing import Any, Self
 import grpc
 
 from clients import admin_client
-from clients.channel import OPTIONS
+from clients.channel import OPTIONS, begin
 from clients.inspection import BlockInfo, Explanation, PrefixDrop, SequenceInfo
 from clients.status_client import octavo_error
 
@@ -83,6 +83,6 @@ class AdminClient:
 
     def _answer(self, method: Any, request: object) -> Any:
         try:
-            return method(request, timeout=self._timeout)
+            return begin(method, request, self._timeout)
         except grpc.RpcError as error:
             raise octavo_error(error) from None

@@ -14,7 +14,7 @@ import grpc
 import grpc.aio
 
 from clients import admin_client, generation_client, health_client, tokenizer_client
-from clients.channel import OPTIONS
+from clients.channel import OPTIONS, begin
 from clients.errors import OctavoError
 from clients.request import RequestKeywords, ScoreKeywords, make_request
 from clients.results import Completion, Delta, ModelInfo, ScoredPrompt, TokenLogprob, Tokens, Usage, join
@@ -27,7 +27,8 @@ class AsyncDeltaStream:
     """The deltas of one request, in order; with n > 1 those of its sequences by turns. Iterate it once.
 
     Closing it, leaving its `async with` block, cancelling the task that iterates it or dropping the last reference to
-    it cancels the call, and the server frees what the request holds. After a close the iteration ends.
+    it cancels the call, and the server frees what the request holds. After a close the iteration ends; after a failure,
+    that of a cancelled task included, it fails again.
 
     request_id: known from the first delta on. usage: known after the last. prompt_token_ids: with echo, from the first
     delta on. prompt_logprobs: if asked for, those that have come so far; all have with the first delta.
@@ -38,6 +39,7 @@ class AsyncDeltaStream:
         self._messages = call.__aiter__()
         self._ready: deque[Delta] = deque()
         self._closed = False
+        self._failure: OctavoError | None = None
         self.request_id = ""
         self.usage: Usage | None = None
         self.prompt_logprobs: list[TokenLogprob] = []
@@ -50,18 +52,22 @@ class AsyncDeltaStream:
         while not self._ready:
             if self._closed:
                 raise StopAsyncIteration
+            if self._failure is not None:
+                raise self._failure
             try:
                 piece = generation_client.piece(await anext(self._messages))
             except grpc.RpcError as error:
-                raise octavo_error(error) from None
+                self._failure = octavo_error(error)
+                raise self._failure from None
             except asyncio.CancelledError:
-                # gRPC raises this for a cancelled task, and also for a call that was cancelled on this side.
-                task = asyncio.current_task()
-                if task is None or task.cancelling():
+                if _task_is_cancelled():
+                    # The call ended with it. Who reads on must not take what came before for the whole answer.
+                    self._failure = OctavoError(grpc.StatusCode.CANCELLED, "the task that read it was cancelled")
                     raise
                 if self._closed:
                     raise StopAsyncIteration from None
-                raise OctavoError(grpc.StatusCode.CANCELLED, "the client was closed") from None
+                self._failure = _closed()
+                raise self._failure from None
             self.request_id = piece.request_id
             self.usage = piece.usage
             self.prompt_logprobs += piece.prompt_logprobs
@@ -83,15 +89,22 @@ class AsyncDeltaStream:
     ) -> None:
         await self.aclose()
 
+    def __del__(self) -> None:
+        # grpc.aio's channel keeps a call alive for as long as it goes on.
+        self._call.cancel()
+
 
 class AsyncClient:
     """A connection to an Octavo server at `target` (HOST:PORT). Cheap to share between tasks of one event loop.
 
     The connection is made by the first call. Every method raises an `OctavoError` when its call fails. A `timeout` is
     in seconds and covers the whole call; None waits for ever.
+
+    Raises RuntimeError where no event loop runs: it belongs to the one that it is made in.
     """
 
     def __init__(self, target: str) -> None:
+        asyncio.get_running_loop()  # gRPC would take another one, and every call would fail
         self._channel = grpc.aio.insecure_channel(target, options=OPTIONS)
         self._generation = generation_client.GenerationStub(self._channel)
         self._tokenizer = tokenizer_client.TokenizerStub(self._channel)
@@ -106,7 +119,7 @@ class AsyncClient:
         Raises InvalidRequestError at once for a value that cannot be sent; the iteration raises what the server says.
         """
         message = generation_client.request_message(make_request(prompt, keywords))
-        return AsyncDeltaStream(self._generation.Generate(message, timeout=timeout))
+        return AsyncDeltaStream(begin(self._generation.Generate, message, timeout))
 
     async def complete(
         self, prompt: str | None = None, *, timeout: float | None = None, **keywords: Unpack[RequestKeywords]
@@ -122,7 +135,7 @@ class AsyncClient:
     ) -> ScoredPrompt:
         """The log probability of each token of a prompt; nothing is generated. Keywords: those of `ScoreKeywords`."""
         request = generation_client.score_message(prompt, keywords)
-        return generation_client.scored_prompt(await _answer(self._generation.ScorePrompt(request, timeout=timeout)))
+        return generation_client.scored_prompt(await _answer(self._generation.ScorePrompt, request, timeout))
 
     async def tokenize(
         self,
@@ -135,14 +148,14 @@ class AsyncClient:
     ) -> Tokens:
         """The token ids of a prompt: text, or `messages=`, or `token_ids=`. Keywords: those of `PromptKeywords`."""
         request = tokenizer_client.tokenize_request(text, without_special_tokens, with_token_bytes, keywords)
-        return tokenizer_client.tokens(await _answer(self._tokenizer.Tokenize(request, timeout=timeout)))
+        return tokenizer_client.tokens(await _answer(self._tokenizer.Tokenize, request, timeout))
 
     async def count_tokens(
         self, text: str | None = None, *, timeout: float | None = None, **keywords: Unpack[PromptKeywords]
     ) -> int:
         """How many tokens a prompt has; otherwise like `tokenize`."""
         request = tokenizer_client.count_request(text, keywords)
-        return int((await _answer(self._tokenizer.CountTokens(request, timeout=timeout))).count)
+        return int((await _answer(self._tokenizer.CountTokens, request, timeout)).count)
 
     async def detokenize(
         self,
@@ -154,22 +167,20 @@ class AsyncClient:
     ) -> str:
         """The text of token ids."""
         request = tokenizer_client.detokenize_request(token_ids, skip_special_tokens, spaces_between_special_tokens)
-        return str((await _answer(self._tokenizer.Detokenize(request, timeout=timeout))).text)
+        return str((await _answer(self._tokenizer.Detokenize, request, timeout)).text)
 
     async def model_info(self, *, timeout: float | None = None) -> ModelInfo:
         """The served model and the limits of a request."""
         request = generation_client.model_info_request()
-        return generation_client.model_info(await _answer(self._generation.GetModelInfo(request, timeout=timeout)))
+        return generation_client.model_info(await _answer(self._generation.GetModelInfo, request, timeout))
 
     async def stats(self, *, timeout: float | None = None) -> Stats:
         """Queues, blocks and counters of the scheduler as of its last step."""
-        return admin_client.stats(await _answer(self._admin.GetStats(admin_client.stats_request(), timeout=timeout)))
+        return admin_client.stats(await _answer(self._admin.GetStats, admin_client.stats_request(), timeout))
 
     async def health(self, *, timeout: float | None = None) -> bool:
         """Whether the server makes progress and takes requests. Raises UnavailableError if nobody answers."""
-        return health_client.is_serving(
-            await _answer(self._health.Check(health_client.health_request(), timeout=timeout))
-        )
+        return health_client.is_serving(await _answer(self._health.Check, health_client.health_request(), timeout))
 
     async def aclose(self) -> None:
         """Close the connection; streams that are still open are cancelled."""
@@ -184,8 +195,22 @@ class AsyncClient:
         await self.aclose()
 
 
-async def _answer(call: Any) -> Any:
+async def _answer(method: Any, request: object, timeout: float | None) -> Any:
     try:
-        return await call
+        return await begin(method, request, timeout)
     except grpc.RpcError as error:
         raise octavo_error(error) from None
+    except asyncio.CancelledError:
+        if _task_is_cancelled():
+            raise
+        raise _closed() from None
+
+
+def _task_is_cancelled() -> bool:
+    """Whether a CancelledError is the task's; gRPC raises it for a call that was cancelled on this side, too."""
+    task = asyncio.current_task()
+    return task is None or task.cancelling() > 0
+
+
+def _closed() -> OctavoError:
+    return OctavoError(grpc.StatusCode.CANCELLED, "the client was closed")

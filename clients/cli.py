@@ -36,8 +36,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         code: int = args.run(args)
     except UnavailableError as error:
-        # Only commands with a target call a server that somebody else runs.
-        hint = f" (is a server running at {args.target}? `octavo serve` starts one)" if "target" in args else ""
+        # Only commands with a target call a server that somebody else runs. One that gives a reason is running.
+        nobody = "target" in args and not error.reason
+        hint = f" (is a server running at {args.target}? `octavo serve` starts one)" if nobody else ""
         print(f"octavo {args.command}: {error}{hint}", file=sys.stderr)
         return 1
     except (OctavoError, LocalError) as error:

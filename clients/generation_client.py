@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+import reprlib
+from collections.abc import Callable, Iterable, Mapping, MutableMapping, MutableSequence, Sequence
 from dataclasses import fields
 from typing import Any, Final
 
@@ -19,6 +20,7 @@ from clients.results import (
     Piece,
     ScoredPrompt,
     TokenLogprob,
+    ToolCall,
     ToolCallDelta,
     TopLogprob,
     Usage,
@@ -93,14 +95,20 @@ def set_prompt(message: Any, prompt: Prompt) -> None:
 def _set_chat(chat: generation_pb2.ChatPrompt, prompt: Prompt) -> None:
     chat.SetInParent()
     for i, turn in enumerate(prompt.messages or ()):
+        if not isinstance(turn, Mapping):
+            raise _does_not_fit(turn, f"messages[{i}]", "must be a mapping with role and content")
         added = chat.messages.add()
         for name in ("role", "content", "tool_call_id", "name", "reasoning"):
             assign(added, name, turn.get(name), f"messages[{i}].{name}")
-        for call in turn.get("tool_calls", ()):
-            added.tool_calls.add(id=call.id, name=call.name, arguments=call.arguments)
+        for j, call in enumerate(turn.get("tool_calls") or ()):
+            path, message = f"messages[{i}].tool_calls[{j}]", added.tool_calls.add()
+            if not isinstance(call, ToolCall):
+                raise _does_not_fit(call, path, "must be a ToolCall")
+            for name in ("id", "name", "arguments"):
+                assign(message, name, getattr(call, name), f"{path}.{name}")
     assign(chat, "add_generation_prompt", prompt.add_generation_prompt, "add_generation_prompt")
     assign(chat, "continue_final_message", prompt.continue_final_message, "continue_final_message")
-    chat.tools.extend(_as_json(tool, f"tools[{i}]") for i, tool in enumerate(prompt.tools))
+    chat.tools.extend(_as_json(tool, f"tools[{i}]") for i, tool in enumerate(prompt.tools or ()))
     if prompt.template_kwargs:
         chat.template_kwargs = _as_json(prompt.template_kwargs, "template_kwargs")
 
@@ -129,22 +137,27 @@ def _sampling_message(params: SamplingParams) -> sampling_pb2.SamplingParams:
 
 
 def assign(message: Any, name: str, value: object, path: str) -> None:
-    """Sets a field unless the value is None. `path` names it in the error."""
+    """Sets a field unless the value is None; a repeated one takes any iterable. `path` names it in the error."""
     if value is None:
         return
+    field = getattr(message, name)
     try:
-        if isinstance(value, Mapping):
-            getattr(message, name).update(value)
-        elif isinstance(value, Sequence) and not isinstance(value, str):
-            getattr(message, name).extend(value)
+        if isinstance(field, MutableMapping):
+            if not isinstance(value, Mapping):
+                raise TypeError("must be a mapping")
+            field.update(value)
+        elif isinstance(field, MutableSequence):
+            if isinstance(value, str | bytes | Mapping) or not isinstance(value, Iterable):
+                raise TypeError("must be a list")
+            field.extend(value)
         else:
             setattr(message, name, value)
-    except (AttributeError, TypeError, ValueError) as error:  # the first for one value where several belong
+    except (TypeError, ValueError) as error:
         raise _does_not_fit(value, path, error) from None
 
 
-def _does_not_fit(value: object, path: str, error: Exception) -> InvalidRequestError:
-    return _invalid([path], f"{value!r} does not fit the field: {error}")
+def _does_not_fit(value: object, path: str, why: object) -> InvalidRequestError:
+    return _invalid([path], f"{reprlib.repr(value)} does not fit the field: {why}")
 
 
 def _invalid(paths: Sequence[str], description: str) -> InvalidRequestError:

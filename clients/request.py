@@ -162,7 +162,7 @@ class Prompt:
     token_ids: Sequence[int] | None = None
     add_generation_prompt: bool | None = None
     continue_final_message: bool = False
-    tools: Sequence[Mapping[str, Any]] = ()
+    tools: Sequence[Mapping[str, Any]] | None = ()
     template_kwargs: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -170,6 +170,9 @@ class Prompt:
         if len(kinds) != 1:
             given = " and ".join(kinds) if kinds else "none"
             raise TypeError(f"give exactly one of prompt, messages and token_ids, not {given}")
+        of_chats = [name for name in ChatKeywords.__annotations__ if getattr(self, name)]
+        if of_chats and self.messages is None:
+            raise TypeError(f"{' and '.join(of_chats)}: only with messages")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

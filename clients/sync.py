@@ -10,7 +10,7 @@ from typing import Any, Self, Unpack
 import grpc
 
 from clients import admin_client, generation_client, health_client, tokenizer_client
-from clients.channel import OPTIONS
+from clients.channel import OPTIONS, begin
 from clients.request import RequestKeywords, ScoreKeywords, make_request
 from clients.results import Completion, Delta, ModelInfo, ScoredPrompt, TokenLogprob, Tokens, Usage, join
 from clients.stats import Stats
@@ -94,7 +94,7 @@ class Client:
         Raises InvalidRequestError at once for a value that cannot be sent; the iteration raises what the server says.
         """
         message = generation_client.request_message(make_request(prompt, keywords))
-        return DeltaStream(self._generation.Generate(message, timeout=timeout))
+        return DeltaStream(begin(self._generation.Generate, message, timeout))
 
     def complete(
         self, prompt: str | None = None, *, timeout: float | None = None, **keywords: Unpack[RequestKeywords]
@@ -171,6 +171,6 @@ class Client:
 
 def _answer(method: Any, request: object, timeout: float | None) -> Any:
     try:
-        return method(request, timeout=timeout)
+        return begin(method, request, timeout)
     except grpc.RpcError as error:
         raise octavo_error(error) from None

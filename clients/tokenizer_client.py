@@ -31,8 +31,8 @@ def tokenize_request(
 ) -> tokenizer_pb2.TokenizeRequest:
     """Raises InvalidRequestError for a value that its field cannot hold."""
     message = _with_prompt(tokenizer_pb2.TokenizeRequest(), text, keywords)
-    message.without_special_tokens = without_special_tokens
-    message.with_token_bytes = with_token_bytes
+    assign(message, "without_special_tokens", without_special_tokens, "without_special_tokens")
+    assign(message, "with_token_bytes", with_token_bytes, "with_token_bytes")
     return message
 
 
@@ -55,14 +55,15 @@ def detokenize_request(
     token_ids: Sequence[int], skip_special_tokens: bool | None, spaces_between_special_tokens: bool
 ) -> tokenizer_pb2.DetokenizeRequest:
     """As `tokenize_request`."""
-    message = tokenizer_pb2.DetokenizeRequest(spaces_between_special_tokens=spaces_between_special_tokens)
+    message = tokenizer_pb2.DetokenizeRequest()
     assign(message, "token_ids", token_ids, "token_ids")
     assign(message, "skip_special_tokens", skip_special_tokens, "skip_special_tokens")
+    assign(message, "spaces_between_special_tokens", spaces_between_special_tokens, "spaces_between_special_tokens")
     return message
 
 
 def _with_prompt(message: _T, text: str | None, keywords: PromptKeywords) -> _T:
     given: dict[str, Any] = dict(keywords)
-    message.model = given.pop("model", "")
+    assign(message, "model", given.pop("model", ""), "model")
     set_prompt(message, Prompt(prompt=text, **given))
     return message

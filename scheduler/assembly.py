@@ -53,9 +53,15 @@ def core_config(config: SchedulerConfig, capacity: wire.WorkerCapacity) -> CoreC
 
 
 def check_recording(config: SchedulerConfig) -> None:
-    """Raises ConfigError if the file to record to is there: at the start, not when the first worker has come."""
-    if config.record is not None and Path(config.record).exists():
-        raise ConfigError(f"--record must name a new file, {config.record} is there: recordings are not overwritten")
+    """Raises ConfigError if the file to record to is there, or its directory is not: at the start, not when the first
+    worker has come."""
+    if config.record is None:
+        return
+    path = Path(config.record)
+    if path.exists():
+        raise ConfigError(f"--record must name a new file, {path} is there: recordings are not overwritten")
+    if not path.parent.is_dir():
+        raise ConfigError(f"--record must name a file in a directory that is there, {path.parent} is none")
 
 
 class CoreFactory:

@@ -9,6 +9,9 @@ from typing import Any
 import grpc
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 
+from scheduler.frontend.errors import StartingError, status_of
+from scheduler.frontend.statuses import abort, to_rpc_status
+
 _RESPONSE = health_pb2.HealthCheckResponse
 
 
@@ -61,4 +64,5 @@ class StartingUp(grpc.GenericRpcHandler):
 
 
 async def _refuse(requests: AsyncIterator[bytes], context: grpc.aio.ServicerContext[Any, Any]) -> None:
-    await context.abort(grpc.StatusCode.UNAVAILABLE, "no worker has loaded its model yet; try again later")
+    error = StartingError()
+    await abort(context, to_rpc_status(error, status_of(error)))

@@ -74,6 +74,11 @@ class Child:
         if self.running:
             self._process.terminate()
 
+    def interrupt(self) -> None:
+        """Ask it to end at once, after `terminate`: two signals of one number that come close together are one."""
+        if self.running:
+            self._process.send_signal(signal.SIGINT)
+
     def kill(self) -> None:
         """Kill it and whatever it started."""
         if self.running:

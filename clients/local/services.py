@@ -87,7 +87,7 @@ class Services:
         if self._scheduler is None:
             self.kill()
             return
-        self._scheduler.terminate()
+        self._scheduler.interrupt()
         asyncio.get_running_loop().call_later(_SCHEDULER_STOP_SECONDS, self.kill)
 
     def kill(self) -> None:

@@ -95,6 +95,13 @@ class UnknownRequestError(RequestError):
         return {"field": "request_id", "value": self._request_id[:_MAX_METADATA_CHARACTERS]}
 
 
+class StartingError(RequestError):
+    """The server knows no limits yet: a worker says what it can do once it has loaded its model."""
+
+    def __init__(self) -> None:
+        super().__init__("no worker has loaded its model yet; try again later")
+
+
 class DrainingError(RequestError):
     """The server takes no new requests before it stops."""
 
@@ -177,6 +184,7 @@ _TABLE: Final[dict[str | EndReason, Status]] = {
     DuplicateSequenceError.__name__: Status(grpc.StatusCode.ALREADY_EXISTS, "REQUEST_ID_IN_USE"),
     QueueFullError.__name__: Status(grpc.StatusCode.RESOURCE_EXHAUSTED, "QUEUE_FULL", 1.0),
     BusyError.__name__: Status(grpc.StatusCode.RESOURCE_EXHAUSTED, "QUEUE_FULL", 1.0),
+    StartingError.__name__: Status(grpc.StatusCode.UNAVAILABLE, "STARTING", 1.0),
     ShutdownError.__name__: Status(grpc.StatusCode.UNAVAILABLE, "SHUTDOWN", 1.0),
     DrainingError.__name__: Status(grpc.StatusCode.UNAVAILABLE, "DRAINING", 1.0),
     EndReason.ABORT: Status(grpc.StatusCode.CANCELLED, "ABORTED"),

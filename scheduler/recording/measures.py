@@ -10,7 +10,7 @@ from math import ceil
 from typing import Any
 
 from scheduler.core.counters import Counters
-from scheduler.core.plan import StepPlan
+from scheduler.core.plan import Idle, StepPlan
 from scheduler.core.result import EndReason, StepOutput
 from scheduler.core.scheduler import Scheduler
 from scheduler.recording.verbs import ADD_GROUP, ADOPT, SCHEDULE, UPDATE, WITHDRAW, Verb, ends_in, specs_in
@@ -20,7 +20,8 @@ _MAX_SAMPLES = 4096
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """The core after a plan: seconds since the first arrival, blocks in use as a fraction, queue lengths."""
+    """The core after a plan, or with nothing to plan: seconds since the first arrival, blocks in use as a fraction,
+    queue lengths."""
 
     seconds: float
     usage: float
@@ -29,7 +30,7 @@ class Sample:
 
 
 class Timeline:
-    """Samples over time; when there are many, every second, fourth ... plan is kept."""
+    """Samples over time; when there are many, every second, fourth ... plan is kept, and when the core fell idle."""
 
     def __init__(self) -> None:
         self.samples: list[Sample] = []
@@ -41,6 +42,14 @@ class Timeline:
         self._offered += 1
         if self._offered % self._stride:
             return
+        self._take(seconds, core)
+
+    def fell_idle(self, seconds: float, core: Scheduler) -> None:
+        """Samples a core that has nothing to plan, unless the last sample says so: nobody samples it until it has."""
+        if self.samples and self.samples[-1].running:
+            self._take(seconds, core)
+
+    def _take(self, seconds: float, core: Scheduler) -> None:
         pool = core.blocks.pool
         usage = pool.num_referenced / pool.num_blocks
         self.samples.append(Sample(seconds, usage, core.num_running, core.num_waiting))
@@ -78,8 +87,8 @@ class Measures:
 
     @property
     def duration_s(self) -> float:
-        """From the first arrival to the last token or end."""
-        return (self._last_ns - self._first_ns) / 1e9 if self._first_ns is not None else 0.0
+        """From the first arrival to the last token or end; 0 if there was neither."""
+        return max(0, self._last_ns - self._first_ns) / 1e9 if self._first_ns is not None else 0.0
 
     @property
     def output_tokens_per_s(self) -> float:
@@ -102,6 +111,8 @@ class Measures:
                 self._forget(handover.spec.sequence_id)
         elif verb is SCHEDULE and isinstance(answer, StepPlan):
             self._on_plan(core, time_ns, answer)
+        elif verb is SCHEDULE and isinstance(answer, Idle):
+            self.timeline.fell_idle(self._seconds(time_ns), core)
         elif verb is UPDATE and isinstance(answer, StepOutput):
             self._on_output(time_ns, answer)
         for end in ends_in(answer):
@@ -129,7 +140,10 @@ class Measures:
             if admission.sequence_id in self._unadmitted:
                 self._unadmitted.remove(admission.sequence_id)
                 self.queue_ns.append(time_ns - self._arrival_ns[admission.sequence_id])
-        self.timeline.offer((time_ns - (self._first_ns or 0)) / 1e9, core)
+        self.timeline.offer(self._seconds(time_ns), core)
+
+    def _seconds(self, time_ns: int) -> float:
+        return (time_ns - (self._first_ns or 0)) / 1e9
 
     def _on_output(self, time_ns: int, output: StepOutput) -> None:
         self._last_ns = time_ns

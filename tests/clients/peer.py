@@ -110,6 +110,11 @@ class Peer(
             self.cancelled.set()
             raise
 
+    async def ScorePrompt(self, request: Any, context: Any) -> generation_pb2.ScorePromptResponse:  # noqa: N802
+        self.requested.set()
+        await asyncio.Event().wait()  # until the call is cancelled
+        return generation_pb2.ScorePromptResponse()
+
     async def GetModelInfo(self, request: Any, context: Any) -> generation_pb2.GetModelInfoResponse:  # noqa: N802
         return self.model_info
 

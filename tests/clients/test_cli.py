@@ -14,6 +14,7 @@ from typing import Any
 
 import grpc
 import pytest
+from google.rpc import error_details_pb2
 from grpc_health.v1 import health_pb2
 
 from clients.local import flags
@@ -164,6 +165,16 @@ def test_nobody_answers() -> None:
     assert done.returncode == 1
     assert done.stderr.startswith("octavo health: UNAVAILABLE: ")
     assert "is a server running at 127.0.0.1:1?" in done.stderr
+
+
+def test_a_server_that_refuses_is_running(peer: Peer, target: str) -> None:
+    async def refuse(request: Any, context: Any) -> AsyncIterator[generation_pb2.GenerateResponse]:
+        await fail(context, grpc.StatusCode.UNAVAILABLE, "not now", error_details_pb2.ErrorInfo(reason="DRAINING"))
+        yield response()
+
+    peer.script = refuse
+    done = octavo("generate", "--raw", "hi", "--target", target)
+    assert (done.returncode, done.stderr) == (1, "octavo generate: UNAVAILABLE: not now\n")
     assert done.stderr.count("\n") == 1
 
 

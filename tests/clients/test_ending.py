@@ -11,9 +11,9 @@ import grpc
 import pytest
 
 import clients
-from clients import AsyncClient, Client
+from clients import AdminClient, AsyncClient, Client
 from octavo.serving.v1 import generation_pb2
-from tests.clients.peer import Peer, response
+from tests.clients.peer import Peer, answer, response
 
 CANCEL_CAP_S = 30
 
@@ -118,3 +118,70 @@ def test_closing_the_client_fails_its_streams(peer: Peer, target: str) -> None:
         assert caught.value.code is grpc.StatusCode.CANCELLED
 
     asyncio.run(run())
+
+
+def test_dropping_an_asynchronous_stream_cancels_the_call(peer: Peer, target: str) -> None:
+    peer.script = endless
+
+    async def run() -> None:
+        async with AsyncClient(target) as client:
+            async for _ in client.generate("x"):
+                break
+            assert await asyncio.to_thread(peer.cancelled.wait, CANCEL_CAP_S)
+
+    asyncio.run(run())
+
+
+def test_reading_on_after_a_cancelled_read_fails(peer: Peer, target: str) -> None:
+    peer.script = endless
+
+    async def run() -> None:
+        async with AsyncClient(target) as client:
+            stream = client.generate("x")
+            await anext(stream)
+            with pytest.raises(TimeoutError):
+                await asyncio.wait_for(anext(stream), 0.01)
+            for _ in range(2):
+                with pytest.raises(clients.OctavoError) as caught:
+                    await anext(stream)
+                assert caught.value.code is grpc.StatusCode.CANCELLED
+            await stream.aclose()
+            assert await _texts(stream) == []
+
+    asyncio.run(run())
+
+
+def test_closing_the_client_fails_its_calls(peer: Peer, target: str) -> None:
+    async def run() -> None:
+        client = AsyncClient(target)
+        call = asyncio.create_task(client.score_prompt("x"))
+        assert await asyncio.to_thread(peer.requested.wait, CANCEL_CAP_S)
+        await client.aclose()
+        for later in (call, client.complete("x"), client.health()):
+            with pytest.raises(clients.OctavoError) as caught:
+                await later
+            assert caught.value.code is grpc.StatusCode.CANCELLED
+
+    asyncio.run(run())
+
+
+def test_a_closed_client_fails_its_calls(target: str) -> None:
+    client, admin = Client(target), AdminClient(target)
+    client.close()
+    admin.close()
+    for call in (lambda: client.complete("x"), client.health, admin.drop_prefix):
+        with pytest.raises(clients.OctavoError) as caught:
+            call()
+        assert caught.value.code is grpc.StatusCode.CANCELLED
+
+
+def test_an_asynchronous_client_is_made_where_its_loop_runs(target: str) -> None:
+    with pytest.raises(RuntimeError, match="no running event loop"):
+        AsyncClient(target)
+
+
+def test_a_timeout_may_be_longer_than_grpc_can_count(peer: Peer, target: str) -> None:
+    peer.script = answer
+    with Client(target) as client:
+        for timeout in (float("inf"), 1e18):
+            assert client.complete("x", timeout=timeout).text == "Héy"

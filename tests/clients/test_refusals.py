@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator
 from typing import Any
 
 import grpc
+import numpy
 import pytest
 from google.protobuf import duration_pb2
 from google.rpc import error_details_pb2
@@ -118,13 +119,47 @@ def test_nobody_answers() -> None:
         ({"json_schema": {"enum": {1}}}, "sampling_params.json_schema"),
         ({"bad_words": "xy"}, "sampling_params.bad_words"),
         ({"choice": "yes"}, "sampling_params.choice"),
+        ({"logit_bias": [(1, 2.0)]}, "sampling_params.logit_bias"),
+        ({"token_ids": b"\1"}, "token_ids"),
+        ({"messages": ["hi"]}, "messages[0]"),
+        ({"messages": [{"role": "user", "content": "a", "tool_calls": [{"id": "b"}]}]}, "messages[0].tool_calls[0]"),
+        ({"messages": [{"role": "user", "content": 7}]}, "messages[0].content"),
     ],
 )
 def test_what_cannot_be_sent_is_refused_by_name(target: str, keywords: dict[str, Any], field: str) -> None:
+    prompt = None if {"messages", "token_ids"} & keywords.keys() else "x"
     with Client(target) as client, pytest.raises(clients.InvalidRequestError) as caught:
-        client.generate("x", **keywords)
+        client.generate(prompt, **keywords)
     assert [violation.field for violation in caught.value.violations] == [field]
-    assert str(next(iter(keywords.values()))) in caught.value.message
+    assert caught.value.message.startswith(f"{field}: ")
+    if "messages" not in keywords:
+        assert str(next(iter(keywords.values()))) in caught.value.message
+
+
+def test_a_refusal_says_what_kind_of_value_belongs_there(target: str) -> None:
+    with Client(target) as client:
+        with pytest.raises(clients.InvalidRequestError, match="'x' does not fit the field: must be a list"):
+            client.generate("x", stop="x")
+        with pytest.raises(clients.InvalidRequestError, match="does not fit the field: must be a mapping"):
+            client.generate("x", logit_bias=[1])  # type: ignore[arg-type]
+
+
+def test_a_refusal_of_a_long_prompt_is_short(target: str) -> None:
+    with Client(target) as client, pytest.raises(clients.InvalidRequestError) as caught:
+        client.generate(token_ids=[*range(10_000), -1])
+    assert len(str(caught.value)) < 200
+
+
+def test_what_belongs_to_a_chat_is_refused_without_one(target: str) -> None:
+    with Client(target) as client, pytest.raises(TypeError, match="tools: only with messages"):
+        client.generate("x", tools=[{"type": "function"}])
+
+
+def test_any_iterable_of_token_ids_is_sent(peer: Peer, target: str) -> None:
+    peer.script = answer
+    with Client(target) as client:
+        client.complete(token_ids=numpy.array([3, 5]), max_tokens=1)  # type: ignore[arg-type]
+    assert list(peer.requests[0].token_ids.ids) == [3, 5]
 
 
 def check_forms(error: clients.InvalidRequestError) -> None:

@@ -218,15 +218,25 @@ def test_a_second_signal_does_not_wait_for_the_drain(model: Path, tmp_path: Path
         wait_until(lambda: gone(children), "the services have ended")
 
 
+def pending_signals(pid: int) -> int:
+    """How many signals a process has yet to take."""
+    status = Path(f"/proc/{pid}/status").read_text()
+    return int(re.search(r"^ShdPnd:\s*([0-9a-f]+)", status, re.MULTILINE)[1], 16).bit_count()  # type: ignore[index]
+
+
 def test_a_second_signal_tells_the_callers_that_it_is_over(model: Path, tmp_path: Path) -> None:
     with serving(model, tmp_path, "--drain-grace=3600") as serve:
         children = serve.children()
         with Client(serve.target) as client, client.generate(token_ids=[100], temperature=0, max_tokens=900) as stream:
             next(stream)
             os.kill(serve.child("worker"), signal.SIGSTOP)  # the request does not end by itself
+            scheduler = serve.child("scheduler")
+            os.kill(scheduler, signal.SIGSTOP)  # it is slow, and gets both signals at once
             serve.process.send_signal(signal.SIGTERM)
-            wait_until(lambda: "draining" in serve.log.read_text(), "it drains")
+            wait_until(lambda: pending_signals(scheduler) == 1, "the first signal is passed on")
             serve.process.send_signal(signal.SIGTERM)
+            wait_until(lambda: pending_signals(scheduler) == 2, "the second signal is passed on")
+            os.kill(scheduler, signal.SIGCONT)
             with pytest.raises(UnavailableError) as lost:
                 list(stream)
         assert lost.value.reason == "SHUTDOWN"

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from scheduler.assembly import check_recording
 from scheduler.config import ConfigError, SchedulerConfig
 from scheduler.flags import parse, parser
 
@@ -92,3 +93,9 @@ def test_workers_are_given_several_times_or_as_a_list(tmp_path: Path) -> None:
         file.write_text(f"model: m\nscheduler:\n  worker: {content}\n")
         assert parse(["--config", str(file)]).worker == expected
         assert parse(["--config", str(file), "--worker", "c:3"]).worker == ("c:3",)
+
+
+def test_a_recording_needs_its_directory(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"--record must name a file in a directory that is there, .*nowhere is none"):
+        check_recording(SchedulerConfig(model="x", record=str(tmp_path / "nowhere" / "run.rec")))
+    check_recording(SchedulerConfig(model="x", record=str(tmp_path / "run.rec")))

@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
 
 from scheduler.core.config import CoreConfig
 from scheduler.core.result import EndReason
+from scheduler.core.scheduler import Scheduler
 from scheduler.recording.__main__ import what_if_config
 from scheduler.recording.measures import Measures, percentile
 from scheduler.recording.reader import Recording
 from scheduler.recording.replay import replay
 from scheduler.recording.simulation import Simulation
 from scheduler.recording.step_model import fit
+from scheduler.recording.verbs import ADD_GROUP
 from scheduler.recording.workload import Workload
 from tests.scheduler.recording.service import CONFIG, Events, arrivals, record_service
 
@@ -88,6 +91,20 @@ def test_a_pool_too_small_for_some_refuses_them(busy: Study) -> None:
     too_large = sum(len(spec.prompt) + spec.max_tokens - 1 > 12 * CONFIG.block_size for _, spec in _BUSY)
     assert after.refused == too_large > 0
     assert after.ends.total() == len(_BUSY) - too_large
+
+
+def test_a_run_in_which_all_are_refused_takes_no_time() -> None:
+    nothing = Measures()
+    nothing.observe(Scheduler(CONFIG), 5, ADD_GROUP, ((_BUSY[0][1],),), ValueError())
+    assert (nothing.refused, nothing.duration_s, nothing.output_tokens_per_s) == (1, 0.0, 0.0)
+
+
+def test_a_pause_is_seen_as_one(tmp_path: Path) -> None:
+    study = _study(tmp_path, Events(arrivals=arrivals(count=4, gap_ns=1e12, seed=3)))
+    for measures in (study.recorded, study.run(CONFIG)):
+        samples = measures.timeline.samples
+        pauses = [before for before, after in pairwise(samples) if after.seconds - before.seconds > 100]
+        assert [(pause.running, pause.usage) for pause in pauses] == [(0, 0.0)] * 3
 
 
 def test_the_watermark_keeps_its_share_of_the_pool() -> None:
