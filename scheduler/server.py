@@ -75,6 +75,8 @@ async def serve(config: SchedulerConfig, tokenizer: Tokenizer) -> int:
     the worker and the flags do not go together, and whatever ends the engine.
     """
     check_free(config.host, config.port)
+    if config.metrics_port is not None:  # its server starts once a worker has come: a model may take minutes
+        check_free(config.host, config.metrics_port, flag="--metrics-port")
     check_recording(config)
     server = grpc.aio.server(options=SERVER_OPTIONS, interceptors=(MalformedRequestInterceptor(),))
     cleanup = contextlib.ExitStack()

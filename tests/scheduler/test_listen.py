@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
 import socket
 from types import ModuleType
+from typing import Any, cast
 
 import pytest
 
 import scheduler.listen
 import worker.listen
+from scheduler.config import SchedulerConfig
+from scheduler.server import serve
+from tests.integration.processes import WAIT_CAP_S
 
 
 @pytest.fixture(params=[scheduler.listen, worker.listen], ids=lambda module: module.__name__)
@@ -53,3 +58,10 @@ def test_an_address_that_cannot_be_had_says_why(listen: ModuleType, host: str, r
     with pytest.raises(listen.ListenError) as caught:
         listen.check_free(host, 50051)
     assert str(caught.value) == f"cannot listen on {listen.listen_address(host, 50051)}: {reason}"
+
+
+def test_a_metrics_port_that_is_in_use_is_refused_before_a_worker_has_come() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        config = SchedulerConfig(model="m", host="127.0.0.1", port=0, metrics_port=taken.getsockname()[1])
+        with pytest.raises(scheduler.listen.ListenError, match="Address already in use; --metrics-port picks another"):
+            asyncio.run(asyncio.wait_for(serve(config, cast(Any, None)), timeout=WAIT_CAP_S))
