@@ -218,6 +218,10 @@ def test_a_second_signal_does_not_wait_for_the_drain(model: Path, tmp_path: Path
         wait_until(lambda: gone(children), "the services have ended")
 
 
+def is_stopped(pid: int) -> bool:
+    return "\nState:\tT" in Path(f"/proc/{pid}/status").read_text()
+
+
 def has_yet_to_take(pid: int, number: signal.Signals) -> bool:
     status = Path(f"/proc/{pid}/status").read_text()
     pending = int(re.search(r"^ShdPnd:\s*([0-9a-f]+)", status, re.MULTILINE)[1], 16)  # type: ignore[index]
@@ -232,6 +236,7 @@ def test_a_second_signal_tells_the_callers_that_it_is_over(model: Path, tmp_path
             os.kill(serve.child("worker"), signal.SIGSTOP)  # the request does not end by itself
             scheduler = serve.child("scheduler")
             os.kill(scheduler, signal.SIGSTOP)  # it is slow, and gets both signals at once
+            wait_until(lambda: is_stopped(scheduler), "it is stopped, which others of its signals may precede")
             serve.process.send_signal(signal.SIGTERM)
             wait_until(lambda: has_yet_to_take(scheduler, signal.SIGTERM), "the first signal is passed on")
             serve.process.send_signal(signal.SIGTERM)
