@@ -7,18 +7,20 @@ import time
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from clients.results import Delta
+from clients.results import Delta, Usage
 
 
 @dataclass(slots=True, kw_only=True)
 class Answer:
-    """An answer so far. Times are seconds since `started`, on this side of the connection."""
+    """An answer so far. Times are seconds since `started`, on this side of the connection. usage: the server's, once
+    the answer is complete."""
 
     started: float = field(default_factory=time.monotonic)
     text: str = ""
     num_tokens: int = 0
     first_token: float = 0.0
     last_token: float = 0.0
+    usage: Usage | None = None
 
     def print_all(self, deltas: Iterable[Delta]) -> None:
         """Write each delta's text to stdout as it comes, and reasoning to stderr."""
@@ -40,8 +42,9 @@ class Answer:
 
     @property
     def tokens_per_second(self) -> float:
-        """Of the tokens after the first one; 0 when there is only one."""
-        seconds = self.last_token - self.first_token
+        """Of the tokens after the first one; 0 when there is only one. By the server's clock if it has told: several
+        messages may have waited here and been read at once."""
+        seconds = self.last_token - self.first_token if self.usage is None else self.usage.decode_seconds
         return (self.num_tokens - 1) / seconds if seconds > 0 else 0.0
 
     @property

@@ -59,6 +59,7 @@ def _answer(client: Client, history: list[Message], params: SamplingParams) -> A
     answer = Answer()
     with client.generate(messages=history, sampling_params=params) as stream, contextlib.suppress(KeyboardInterrupt):
         answer.print_all(stream)
+    answer.usage = stream.usage
     print(flush=True)
     return answer
 

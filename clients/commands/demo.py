@@ -88,5 +88,6 @@ async def _ask(target: str) -> Answer:
                 answer.add(delta)
                 sys.stdout.write(delta.text)
                 sys.stdout.flush()
+            answer.usage = stream.usage
     print(flush=True)
     return answer

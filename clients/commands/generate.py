@@ -44,7 +44,7 @@ def run(args: argparse.Namespace) -> int:
             finally:
                 if answer.text:
                     print(flush=True)
-        usage = stream.usage
+        usage = answer.usage = stream.usage
     cached = f", prompt {usage.prompt_tokens} tokens ({usage.cached_tokens} cached)" if usage else ""
     print(f"{answer.summary}{cached}", file=sys.stderr)
     return 0
