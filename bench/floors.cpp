@@ -3,6 +3,7 @@
 // read_gb_s: sums 256 MiB, far more than the caches hold, again and again; the median and the best pass.
 // fma_gflop_s: chains of fp32 multiply-adds in registers, enough of them to hide the latency, in the widest vectors.
 // dot_bf16_gflop_s: the same with bf16 dot products; 0 where the processor has none.
+// integer_gop_s: products and sums of 16-bit integers with AVX2; 0 where AVX-512 takes its place.
 
 #include <immintrin.h>
 #include <omp.h>
@@ -14,12 +15,15 @@
 #include <cstring>
 #include <vector>
 
+#include "integer_floor.h"
+
 namespace {
 
 constexpr size_t kBytes = size_t{256} << 20;
 constexpr int kPasses = 12;
 constexpr int kChains = 12;
 constexpr int64_t kSteps = 500'000;
+constexpr int kIntegerRounds = 10'000;
 
 #ifdef __AVX512F__
 constexpr int kLanes = 16;
@@ -55,16 +59,15 @@ double read_gb_s(const Words* data) {
   return kBytes / (omp_get_wtime() - begin) / 1e9;
 }
 
-// The best of kPasses runs of `round` on every thread, which makes kSteps rounds of kChains independent operations.
+// The best of kPasses runs of `round` on every thread, of `operations` each.
 template <typename Round>
-double gflop_s(double flop_per_operation, Round round) {
+double giga_s(double operations, Round round) {
   double best = 0;
   for (int pass = 0; pass < kPasses; ++pass) {
     const double begin = omp_get_wtime();
 #pragma omp parallel
     round();
-    const double flop = omp_get_max_threads() * double(kSteps) * kChains * flop_per_operation;
-    best = std::max(best, flop / (omp_get_wtime() - begin) / 1e9);
+    best = std::max(best, omp_get_max_threads() * operations / (omp_get_wtime() - begin) / 1e9);
   }
   return best;
 }
@@ -102,11 +105,19 @@ int main() {
   std::vector<double> reads;
   for (int pass = 0; pass < kPasses; ++pass) reads.push_back(read_gb_s(data));
   std::sort(reads.begin(), reads.end());
-  const double fma = gflop_s(2 * kLanes, fma_round);
+  const double fma = giga_s(2.0 * kLanes * kSteps * kChains, fma_round);
   double dot = 0;
 #ifdef __AVX512BF16__
-  dot = gflop_s(4 * kLanes, dot_round);
+  dot = giga_s(4.0 * kLanes * kSteps * kChains, dot_round);
 #endif
-  std::printf("{\"read_gb_s\": [%.1f, %.1f], \"fma_gflop_s\": %.0f, \"dot_bf16_gflop_s\": %.0f, \"threads\": %d}\n",
-              reads[kPasses / 2], reads.back(), fma, dot, omp_get_max_threads());
+  double integer = 0;
+#ifdef OCTAVO_INTEGER_FLOOR
+  integer = giga_s(kIntegerOperations * kIntegerRounds, [] {
+    for (int round = 0; round < kIntegerRounds; ++round) integer_round();
+  });
+#endif
+  std::printf(
+      "{\"read_gb_s\": [%.1f, %.1f], \"fma_gflop_s\": %.0f, \"dot_bf16_gflop_s\": %.0f, \"integer_gop_s\": %.0f, "
+      "\"threads\": %d}\n",
+      reads[kPasses / 2], reads.back(), fma, dot, integer, omp_get_max_threads());
 }

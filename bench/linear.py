@@ -51,7 +51,7 @@ class Floors:
         subprocess.run(["g++", *options, str(source), "-o", str(library)], check=True)
         self._library = ctypes.CDLL(str(library))
         self._library.floor_read.argtypes = (ctypes.c_void_p, ctypes.c_int64, ctypes.c_int)
-        for function in (self._library.floor_fma, self._library.floor_dot):
+        for function in (self._library.floor_fma, self._library.floor_dot, self._library.floor_integer):
             function.argtypes = (ctypes.c_int64, ctypes.c_int)
             function.restype = ctypes.c_double
         self._data = WeightMemory().take(_FLOOR_BYTES).fill_(1)
@@ -70,12 +70,14 @@ class Floors:
         rate("read", read)
         rate("fma", lambda: float(self._library.floor_fma(_FLOOR_STEPS, threads)))
         rate("dot", lambda: float(self._library.floor_dot(_FLOOR_STEPS, threads)))
+        rate("integer", lambda: float(self._library.floor_integer(_FLOOR_STEPS, threads)))
 
     def seconds(self, storage: str, threads: int, rows: int, n: int, k: int) -> float:
         """The least that a layer can take."""
-        dot = self.best["dot", threads] if storage != "fp32" else 0.0
-        reading = n * k * _STORAGE[storage].itemsize / self.best["read", threads]
-        return max(reading, 2 * rows * n * k / (dot or self.best["fma", threads]))
+        best = {name: self.best[name, threads] for name in ("read", "fma", "dot", "integer")}
+        other = max(best["dot"], best["integer"]) if storage != "fp32" else 0.0
+        bits = 12 if storage == "bf16" and best["integer"] else 8 * _STORAGE[storage].itemsize
+        return max(n * k * bits / 8 / best["read"], 2 * rows * n * k / max(best["fma"], other))
 
 
 def main() -> None:

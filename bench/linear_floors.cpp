@@ -5,6 +5,8 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "integer_floor.h"
+
 namespace {
 
 #if defined(__AVX512F__)
@@ -78,5 +80,18 @@ extern "C" double floor_dot(std::int64_t steps, int threads) {
 #else
     (void)steps, (void)threads;
     return 0;
+#endif
+}
+
+// The same with products of 16-bit integers; 0 where no weights are multiplied so.
+extern "C" double floor_integer(std::int64_t steps, int threads) {
+#ifdef OCTAVO_INTEGER_FLOOR
+  const std::int64_t rounds = steps * kChains * kLanes / (kIntegerRows * kIntegerSteps * 16);
+#pragma omp parallel num_threads(threads)
+  for (std::int64_t i = 0; i < rounds; ++i) integer_round();
+  return kIntegerOperations * static_cast<double>(rounds) * threads;
+#else
+  (void)steps, (void)threads;
+  return 0;
 #endif
 }

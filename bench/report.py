@@ -83,7 +83,9 @@ class _Run:
             f"Floors on {lines[0]['threads']} threads: reads {read:.1f} GB/s in the median, {best:.1f} at best; "
             f"fp32 multiply-add {fma:.0f} GFLOP/s"
         )
-        text += f"; bf16 dot product {dot:.0f} GFLOP/s." if dot else "; no bf16 dot product."
+        integer = max(line.get("integer_gop_s", 0) for line in lines)  # runs of before it was measured lack it
+        text += f"; bf16 dot product {dot:.0f} GFLOP/s" if dot else "; no bf16 dot product"
+        text += f"; products of 16-bit integers {integer:.0f} GOP/s." if integer else "."
         itl = self._values(_OCTAVO, "W2", "itl_ms")
         if itl:
             floor = _WEIGHT_BYTES / read / 1e6

@@ -1,9 +1,9 @@
-// y = x @ weight.T + bias, block by block, for any inner product (fma_product.h, dot_product.h).
+// y = x @ weight.T + bias, block by block, for any inner product (fma_product.h, dot_product.h, integer_product.h).
 //
-// Weights are packed once: [N / kPanel panels][steps of k][kPanel columns], zeros after column N; an int8 panel begins
-// with the scales of its columns, in float32. Every output is one chain of multiply-adds over k, from the first step to
-// the last, then (int8) one multiplication by the scale, then one addition of the bias: its bits depend on neither the
-// other rows nor on threads and blocking. Exact mode rests on it.
+// Weights are packed once: [N / kPanel panels][steps of k][kPanel columns], zeros after column N; where weights have
+// scales, a panel begins with those of its columns, in float32. Every output is one chain of multiply-adds over k, from
+// the first step, or group of steps, to the last, then one multiplication by the scale, if any, then one addition of the
+// bias: its bits depend on neither the other rows nor on threads and blocking. Exact mode rests on it.
 //
 // A thread takes a slice at a time: the panels of a tile, kDepth steps deep at most, which stays in the first two cache
 // levels. A tile of rows keeps its sums in registers down the slice; from one slice to the next of the same panels they
@@ -12,6 +12,7 @@
 // and in between, where both take about as long, they run at the same time.
 #pragma once
 
+#include "integer_tile.h"
 #include "linear.h"
 #include "linear_tile.h"
 #include "tile.h"
@@ -22,6 +23,7 @@ template <typename Product>
 class BlockedLinear {
     using X = typename Product::X;
     using Weight = typename Product::Weight;
+    using Source = typename Product::Source;
 
 public:
     // scratch: what Product::prepare wrote.
@@ -48,24 +50,37 @@ public:
         }
     }
 
+    static std::int64_t packed_bytes(std::int64_t n, std::int64_t k) {
+        return Product::header_bytes(k) + (n + kPanel - 1) / kPanel * panel_bytes(k);
+    }
+
     // Packs panels [begin, end) of weight [n, k]; `scales` [n] belong to int8 weights.
-    static void pack(const Weight* weight, const float* scales, void* packed, std::int64_t n, std::int64_t k,
+    static void pack(const Source* weight, const float* scales, void* packed, std::int64_t n, std::int64_t k,
                      std::int64_t begin, std::int64_t end) {
         const std::int64_t bytes = panel_bytes(k);
         for (std::int64_t panel = begin; panel < end; ++panel) {
-            char* out = static_cast<char*>(packed) + panel * bytes;
+            char* out = static_cast<char*>(packed) + Product::header_bytes(k) + panel * bytes;
             std::memset(out, 0, static_cast<std::size_t>(bytes));
-            auto* to = reinterpret_cast<Weight*>(out + kHeaderBytes);
+            auto* to = reinterpret_cast<Weight*>(out + kScaleBytes);
+            auto* scale = reinterpret_cast<float*>(out);
             const std::int64_t first = panel * kPanel, columns = n - first < kPanel ? n - first : kPanel;
-            if (kScaled) std::memcpy(out, scales + first, static_cast<std::size_t>(columns) * sizeof(float));
-            for (int c = 0; c < columns; ++c)
-                for (std::int64_t i = 0; i < k; ++i) to[Product::place(i, c)] = weight[(first + c) * k + i];
+            if (kScaled && scales != nullptr)
+                std::memcpy(scale, scales + first, static_cast<std::size_t>(columns) * sizeof(float));
+            for (int c = 0; c < columns; ++c) Product::put(weight + (first + c) * k, k, c, to, scale + c);
         }
     }
 
+    // Once all panels are packed: the limits of groups [begin, end) of an inner product that has them.
+    static void set_limits(void* packed, std::int64_t n, std::int64_t k, std::int64_t begin, std::int64_t end) {
+        const char* panels = static_cast<const char*>(packed) + Product::header_bytes(k) + kScaleBytes;
+        for (std::int64_t group = begin; group < end; ++group)
+            static_cast<float*>(packed)[group] =
+                Product::limit(panels, (n + kPanel - 1) / kPanel, panel_bytes(k), k, group);
+    }
+
 private:
-    static constexpr bool kScaled = sizeof(Weight) == 1;
-    static constexpr std::int64_t kHeaderBytes = kScaled ? kPanel * sizeof(float) : 0;
+    static constexpr bool kScaled = Product::kScaled;
+    static constexpr std::int64_t kScaleBytes = kScaled ? kPanel * sizeof(float) : 0;
     static constexpr std::int64_t kStepBytes = Product::kStepWeights * static_cast<std::int64_t>(sizeof(Weight));
 
     const LinearArguments& a;
@@ -78,14 +93,16 @@ private:
     };
 
     static std::int64_t parts(std::int64_t whole, std::int64_t limit) { return (whole + limit - 1) / limit; }
-    static std::int64_t depth(std::int64_t steps) { return parts(steps, parts(steps, Product::kDepth)); }
-    static std::int64_t panel_bytes(std::int64_t k) { return kHeaderBytes + Product::steps(k) * kStepBytes; }
+    static std::int64_t depth(std::int64_t steps) {
+        return parts(parts(steps, parts(steps, Product::kDepth)), Product::kGroup) * Product::kGroup;
+    }
+    static std::int64_t panel_bytes(std::int64_t k) { return kScaleBytes + Product::steps(k) * kStepBytes; }
 
-    const char* header(std::int64_t panel) const {
-        return static_cast<const char*>(a.packed) + panel * panel_bytes(a.k);
+    const char* scales(std::int64_t panel) const {
+        return static_cast<const char*>(a.packed) + Product::header_bytes(a.k) + panel * panel_bytes(a.k);
     }
     const char* weights(std::int64_t panel, std::int64_t step) const {
-        return header(panel) + kHeaderBytes + step * kStepBytes;
+        return scales(panel) + kScaleBytes + step * kStepBytes;
     }
 
     void multiply(const Slices& s, std::int64_t panel, std::int64_t panel_end, const char* after) const {
@@ -104,35 +121,48 @@ private:
         const std::int64_t stride = panel_bytes(a.k) / static_cast<std::int64_t>(sizeof(Weight));
         const char* next = panel + PANELS < panel_end ? weights(panel + PANELS, s.step) : after;
         if (!Product::fetches(s.rows)) next = nullptr;
+        const std::int64_t share = parts(s.steps, parts(s.rows, Product::kTileRows)) * kStepBytes;
         if constexpr (Product::kUnpacks) {
             using Unpacked = typename Product::Unpacked;
             if (s.rows > Product::kTileRows) {
                 alignas(64) typename Unpacked::Weight unpacked[PANELS * Product::kDepth * Unpacked::kStepWeights];
-                for (int p = 0; p < PANELS; ++p)
-                    for (std::int64_t i = 0; i < s.steps; ++i)
-                        Product::unpack(packed + p * stride + i * Product::kStepWeights,
-                                        unpacked + (p * s.steps + i) * Unpacked::kStepWeights);
-                tiles<PANELS, Unpacked>(s, panel, unpacked, s.steps * Unpacked::kStepWeights, next);
+                const std::int64_t unpacked_stride = s.steps * Unpacked::kStepWeights;
+                Slices rest = s;
+                if constexpr (Product::kTileUnpacks) {  // the first tile leaves them for the others
+                    Slices first = s;
+                    first.rows = s.rows / parts(s.rows, Product::kTileRows);
+                    tiles<PANELS, Product>(first, panel, packed, stride, next, share, unpacked);
+                    rest.row += first.rows;
+                    rest.rows -= first.rows;
+                    if (next != nullptr) next += share;
+                } else {
+                    for (int p = 0; p < PANELS; ++p)
+                        for (std::int64_t i = 0; i < s.steps; ++i)
+                            Product::unpack(packed + p * stride + i * Product::kStepWeights,
+                                            unpacked + p * unpacked_stride + i * Unpacked::kStepWeights);
+                }
+                tiles<PANELS, Unpacked>(rest, panel, unpacked, unpacked_stride, next, share, nullptr);
                 return;
             }
         }
-        tiles<PANELS, Product>(s, panel, packed, stride, next);
+        tiles<PANELS, Product>(s, panel, packed, stride, next, share, nullptr);
     }
 
+    // While a tile multiplies it fetches `share` bytes of each panel of the next slice.
     template <int PANELS, typename P>
     void tiles(const Slices& s, std::int64_t panel, const typename P::Weight* packed, std::int64_t panel_stride,
-               const char* next) const {
+               const char* next, std::int64_t share, std::int16_t* unpacked) const {
         const std::int64_t column = panel * kPanel, bytes = panel_bytes(a.k);
-        const std::int64_t share = parts(s.steps, parts(s.rows, P::kTileRows)) * kStepBytes;
         LinearTile<P> tile;
         tile.x_stride = x.stride;
         tile.weights = packed;
         tile.panel_stride = panel_stride;
+        tile.unpacked = unpacked;
         tile.steps = s.steps;
         tile.y_stride = a.y_stride;
         tile.first = s.step == 0;
         tile.last = s.step + s.steps == steps;
-        tile.scales = kScaled ? reinterpret_cast<const float*>(header(panel)) : nullptr;
+        tile.scales = kScaled ? reinterpret_cast<const float*>(scales(panel)) : nullptr;
         tile.scales_stride = bytes / static_cast<std::int64_t>(sizeof(float));
         tile.bias = a.bias == nullptr ? nullptr : a.bias + column;
         tile.fetch = next;
@@ -142,12 +172,12 @@ private:
             constexpr int kRows = decltype(tile_rows)::value;
             if constexpr (PANELS <= P::panels(kRows)) {
                 const std::int64_t row = s.row + first;
-                tile.x = x.rows + row * x.stride + s.step;
+                tile.x = x.rows + row * x.stride + Product::x_offset(s.step);
                 tile.y = a.y + row * a.y_stride + column;
                 if (column + PANELS * kPanel <= a.n) {
-                    multiply_tile<P, kRows, PANELS>(tile);
+                    TileKernel<P>::template run<kRows, PANELS>(tile);
                 } else {
-                    edge_tile<P, PANELS>(tile, kRows, a.n - column, multiply_tile<P, kRows, PANELS>);
+                    edge_tile<P, PANELS>(tile, kRows, a.n - column, TileKernel<P>::template run<kRows, PANELS>);
                 }
                 if (next != nullptr) tile.fetch += share;
             }

@@ -19,9 +19,8 @@
 namespace octavo::OCTAVO_ISA {
 
 template <typename T>
-struct DotProduct {
+struct DotProduct : PlainProduct<DotProduct<T>, T> {
     using X = std::uint32_t;  // two bfloat16, the lower k in the low half
-    using Weight = T;
     using Column = __m512bh;
 
     static constexpr std::int64_t kStepWeights = 2 * kPanel;

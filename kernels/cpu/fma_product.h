@@ -9,9 +9,8 @@
 namespace octavo::OCTAVO_ISA {
 
 template <typename T>
-struct FmaProduct {
+struct FmaProduct : PlainProduct<FmaProduct<T>, T> {
     using X = float;
-    using Weight = T;
     using Column = Vec;
 
     static constexpr std::int64_t kStepWeights = kPanel;  // of a panel

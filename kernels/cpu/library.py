@@ -19,6 +19,7 @@ from kernels.cpu import build
 # The fields of each entry point's argument struct, in the order of its C++ definition, all 8 bytes wide: q is an
 # integer or an address, d a double.
 _ARGUMENTS = {
+    "linear_storage": "6q",
     "pack_linear": "7q",
     "linear": "11q",
     "rms_norm": "8qdq",
@@ -43,6 +44,7 @@ class NativeLibrary:
     """
 
     instruction_set: str
+    linear_storage: Callable[..., int]
     pack_linear: Callable[..., int]
     linear: Callable[..., int]
     rms_norm: Callable[..., int]

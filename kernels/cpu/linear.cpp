@@ -2,33 +2,55 @@
 // blocked_linear.h computes.
 #include "linear.h"
 
+#include <atomic>
+
 #include "blocked_linear.h"
 #include "dot_product.h"
 #include "fma_product.h"
+#include "integer_product.h"
 #include "parallel.h"
 
 namespace octavo::OCTAVO_ISA {
 namespace {
 
-// With dot products of bfloat16, all but float32 weights go there.
 #if defined(__AVX512BF16__)
-template <typename T>
-using HalfProduct = DotProduct<T>;
+using BFloat16Product = DotProduct<BFloat16>;
+using Int8Product = DotProduct<std::int8_t>;
+#elif defined(OCTAVO_INTEGER_PRODUCT)
+using BFloat16Product = FmaProduct<BFloat16>;
+using Int8Product = IntegerProduct<std::int8_t>;
 #else
-template <typename T>
-using HalfProduct = FmaProduct<T>;
+using BFloat16Product = FmaProduct<BFloat16>;
+using Int8Product = FmaProduct<std::int8_t>;
 #endif
 
 // Calls f(the inner product for weights of this type).
 template <typename F>
 void with_product(std::int64_t weight_type, const F& f) {
-    if (weight_type == kFloat32) {
-        f(FmaProduct<float>{});
-    } else if (weight_type == kBFloat16) {
-        f(HalfProduct<BFloat16>{});
-    } else {
-        f(HalfProduct<std::int8_t>{});
+    if (weight_type == kFloat32) return f(FmaProduct<float>{});
+    if (weight_type == kInt8) return f(Int8Product{});
+#if defined(OCTAVO_INTEGER_PRODUCT)
+    if (weight_type == kShifted) return f(IntegerProduct<Shifted>{});
+#endif
+    f(BFloat16Product{});
+}
+
+// The type as which weight [n, k] is best kept.
+std::int64_t stored_type(const void* weight, std::int64_t weight_type, std::int64_t n, std::int64_t k,
+                         std::int64_t num_threads) {
+#if defined(OCTAVO_INTEGER_PRODUCT)
+    if (weight_type == kBFloat16) {
+        std::atomic<bool> fits = true;
+        parallel_ranges(n, num_threads, [&](std::int64_t begin, std::int64_t end) {
+            for (std::int64_t c = begin; c < end && fits; ++c)
+                if (!IntegerProduct<Shifted>::fits(static_cast<const BFloat16*>(weight) + c * k, k)) fits = false;
+        });
+        return fits ? kShifted : kBFloat16;
     }
+#else
+    (void)weight, (void)n, (void)k, (void)num_threads;
+#endif
+    return weight_type;
 }
 
 }  // namespace
@@ -76,20 +98,40 @@ void linear_piece(const LinearArguments& a, const void* scratch, LinearPieces pi
 
 using namespace octavo::OCTAVO_ISA;
 
+struct LinearStorageArguments {
+    const void* weight;  // [N, K] contiguous
+    std::int64_t weight_type, n, k, num_threads;
+    std::int64_t* stored;  // what to pack it as, and the bytes that this takes
+};
+
+OCTAVO_EXPORT(linear_storage, LinearStorageArguments) {
+    a.stored[0] = stored_type(a.weight, a.weight_type, a.n, a.k, a.num_threads);
+    with_product(a.stored[0], [&](auto product) {
+        a.stored[1] = BlockedLinear<decltype(product)>::packed_bytes(a.n, a.k);
+    });
+    return 0;
+}
+
 struct PackLinearArguments {
     const void* weight;   // [N, K] contiguous
     const float* scales;  // [N] of int8 weights
-    void* packed;         // N rounded up to 32 columns, each of K rounded up to even weights and of 4 bytes
-    std::int64_t weight_type, n, k, num_threads;
+    void* packed;         // aligned to 64 bytes
+    std::int64_t stored_type, n, k, num_threads;
 };
 
 OCTAVO_EXPORT(pack_linear, PackLinearArguments) {
-    with_product(a.weight_type, [&](auto product) {
+    with_product(a.stored_type, [&](auto product) {
         using Product = decltype(product);
-        const auto* weight = static_cast<const typename Product::Weight*>(a.weight);
+        const auto* weight = static_cast<const typename Product::Source*>(a.weight);
         parallel_ranges((a.n + kPanel - 1) / kPanel, a.num_threads, [&](std::int64_t begin, std::int64_t end) {
             BlockedLinear<Product>::pack(weight, a.scales, a.packed, a.n, a.k, begin, end);
         });
+#if defined(OCTAVO_INTEGER_PRODUCT)
+        if constexpr (Product::kGroup > 1)
+            parallel_ranges(Product::groups(a.k), a.num_threads, [&](std::int64_t begin, std::int64_t end) {
+                BlockedLinear<Product>::set_limits(a.packed, a.n, a.k, begin, end);
+            });
+#endif
     });
     return 0;
 }

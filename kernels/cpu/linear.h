@@ -13,8 +13,13 @@ constexpr int kPanel = 16;
 #endif
 constexpr int kPanelVecs = kPanel / kLanes;
 
-// How weights are stored. The numbers are those of packed_linear.py.
-enum WeightType : std::int64_t { kFloat32 = 0, kBFloat16 = 1, kInt8 = 2 };
+// AVX2 without AVX-512 computes products of bfloat16 and int8 weights in integers (integer_product.h).
+#if defined(OCTAVO_AVX2) && !defined(__AVX512F__)
+#define OCTAVO_INTEGER_PRODUCT
+#endif
+
+// How weights are stored. The numbers of the first three are those of packed_linear.py.
+enum WeightType : std::int64_t { kFloat32 = 0, kBFloat16 = 1, kInt8 = 2, kShifted = 3 };
 
 // A prepared layer, in the order of PackedLinear.description.
 struct LinearWeights {
@@ -39,6 +44,26 @@ template <typename X>
 struct Activations {
     const X* rows;
     std::int64_t stride;
+};
+
+// What the inner products do not say of themselves.
+template <typename Product, typename T>
+struct PlainProduct {
+    using Weight = T;
+    using Source = T;
+
+    static constexpr std::int64_t kGroup = 1;  // steps: slices are cut at multiples of it
+    static std::int64_t x_offset(std::int64_t step) { return step; }
+
+    static constexpr bool kTileUnpacks = false;
+
+    static constexpr bool kScaled = sizeof(T) == 1;                            // each panel begins with its scales
+    static constexpr std::int64_t header_bytes(std::int64_t) { return 0; }  // before the first panel
+
+    // Puts column c, k weights, into its panel.
+    static void put(const T* column, std::int64_t k, int c, T* panel, float*) {
+        for (std::int64_t i = 0; i < k; ++i) panel[Product::place(i, c)] = column[i];
+    }
 };
 
 // A call is two phases, and every thread must have finished the first before any begins the second:

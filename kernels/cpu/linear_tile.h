@@ -12,6 +12,7 @@ struct LinearTile {
     std::int64_t x_stride;
     const typename Product::Weight* weights;
     std::int64_t panel_stride;
+    std::int16_t* unpacked;  // where a product whose tiles unpack leaves the panel's weights; nullptr: nowhere
     std::int64_t steps;
     float* y;  // whole vectors of it
     std::int64_t y_stride;
@@ -101,5 +102,14 @@ __attribute__((noinline)) void multiply_tile(const LinearTile<Product>& t) {
         }
     }
 }
+
+// How an inner product multiplies a tile.
+template <typename Product>
+struct TileKernel {
+    template <int ROWS, int PANELS>
+    static void run(const LinearTile<Product>& tile) {
+        multiply_tile<Product, ROWS, PANELS>(tile);
+    }
+};
 
 }  // namespace octavo::OCTAVO_ISA

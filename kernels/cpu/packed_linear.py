@@ -7,7 +7,6 @@ import torch
 from kernels.cpu.library import NativeLibrary
 from kernels.cpu.weight_memory import WeightMemory
 
-_COLUMNS = 32  # N is rounded up to it, a multiple of every instruction set's panel (kPanel in linear.h)
 _WEIGHT_TYPES = {torch.float32: 0, torch.bfloat16: 1, torch.int8: 2}  # WeightType in linear.h
 STORAGE_DTYPES = (torch.float32, torch.bfloat16)
 
@@ -15,9 +14,11 @@ STORAGE_DTYPES = (torch.float32, torch.bfloat16)
 class PackedLinear:
     """y = x @ weight.T + bias. The bits of an output row depend on its row of x alone, not on other rows or threads.
 
-    weight [N, K] float32 or bfloat16 keeps its dtype in the packed copy, N rounded up to 32 and K to 2; bias [N] is
-    kept in float32. With scales [N], weight is int8 and stands for weight * scales[:, None]. Over bfloat16 and int8
-    weights, the instruction set x86-64-v4-bf16 rounds x to bfloat16 (see dot_product.h), the others keep it in float32.
+    weight [N, K] float32 or bfloat16 keeps its dtype in the packed copy, N rounded up to a panel's columns and K to an
+    even number, except that x86-64-v3 keeps bfloat16 in 12 bits where they are enough; bias [N] is kept in float32.
+    With scales [N], weight is int8 and stands for weight * scales[:, None]. Over bfloat16 and int8 weights, the
+    instruction set x86-64-v4-bf16 rounds x to bfloat16 (see dot_product.h) and x86-64-v3 to integers with a scale for
+    every 64 (see integer_product.h); the others keep it in float32, as all do over weights in float32.
     """
 
     __slots__ = (
@@ -51,17 +52,20 @@ class PackedLinear:
             if vector is not None and vector.shape != (self.out_features,):
                 raise ValueError(f"linear: {name} must be [{self.out_features}], got {list(vector.shape)}")
         weight = weight.contiguous()
-        columns = -(-self.out_features // _COLUMNS) * _COLUMNS
-        column_bytes = (self.in_features + self.in_features % 2) * weight.itemsize
         if scales is not None:
             scales = scales.float().contiguous()
-            column_bytes += scales.itemsize
-        self._packed = memory.take(columns * column_bytes)
+        weight_type = _WEIGHT_TYPES[weight.dtype]
+        stored = torch.empty(2, dtype=torch.int64)
+        library.linear_storage(
+            weight.data_ptr(), weight_type, self.out_features, self.in_features, num_threads, stored.data_ptr()
+        )
+        stored_type, num_bytes = stored.tolist()
+        self._packed = memory.take(num_bytes)
         self._bias = None if bias is None else bias.float().contiguous().clone()
         # LinearWeights in linear.h, field by field; valid as long as this object lives.
         self.description = (
             self._packed.data_ptr(),
-            _WEIGHT_TYPES[weight.dtype],
+            stored_type,
             0 if self._bias is None else self._bias.data_ptr(),
             self.out_features,
             self.in_features,
@@ -72,7 +76,7 @@ class PackedLinear:
             weight.data_ptr(),
             0 if scales is None else scales.data_ptr(),
             self._packed.data_ptr(),
-            _WEIGHT_TYPES[weight.dtype],
+            stored_type,
             self.out_features,
             self.in_features,
             num_threads,

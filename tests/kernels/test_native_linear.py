@@ -8,9 +8,10 @@ import torch
 from kernels.cpu.library import NativeLibrary
 from kernels.cpu.ops import CpuOps
 from kernels.cpu.packed_linear import PackedLinear
+from kernels.linear_integer_ref import GROUP, fits, linear_integer, shifted_weight
 from kernels.linear_ref import linear
 from kernels.quantize_int8 import dequantize_int8, quantize_int8
-from tests.kernels.cases import ROUNDS_ACTIVATIONS, assert_near
+from tests.kernels.cases import MULTIPLIES_INTEGERS, ROUNDS_ACTIVATIONS, assert_near
 
 ROWS = (1, 2, 3, 4, 7, 12, 13, 25, 64, 70, 97, 200)
 STORAGE = [torch.float32, torch.bfloat16, torch.int8]
@@ -32,11 +33,18 @@ def expected(
     native: NativeLibrary, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, storage: torch.dtype
 ) -> torch.Tensor:
     """The reference's result of what the layer multiplies: its quantised weights, and x rounded where it rounds x."""
+    if storage is not torch.float32 and native.instruction_set in MULTIPLIES_INTEGERS:
+        return linear_integer(x, *(quantize_int8(weight) if storage is torch.int8 else shifted_weight(weight)), bias)
     if storage is torch.int8:
         weight = dequantize_int8(*quantize_int8(weight))
     if storage is not torch.float32 and native.instruction_set in ROUNDS_ACTIVATIONS:
         x = x.bfloat16().float()
     return linear(x, weight, bias)
+
+
+def tolerance(native: NativeLibrary, storage: torch.dtype) -> float:
+    """Where x becomes integers, a last bit of its scale can tip one of them to the other side."""
+    return 1e-4 if storage is not torch.float32 and native.instruction_set in MULTIPLIES_INTEGERS else 1e-5
 
 
 @pytest.mark.parametrize("storage", STORAGE)
@@ -49,7 +57,7 @@ def test_matches_the_reference(native: NativeLibrary, storage: torch.dtype, n: i
     for rows in ROWS:
         x = torch.randn(rows, k)
         y = layer(x)
-        assert_near(y, expected(native, x, weight, bias, storage))
+        assert_near(y, expected(native, x, weight, bias, storage), tolerance(native, storage))
         assert_near(y, linear(x, weight, bias), 2e-2)
 
 
@@ -60,7 +68,7 @@ def test_deep_layers_are_summed_in_several_passes(native: NativeLibrary, storage
     layer = prepare(native, weight, bias, storage)
     for rows in (1, 2, 3, 7, 40):
         x = torch.randn(rows, k)
-        assert_near(layer(x), expected(native, x, weight, bias, storage), 3e-5)
+        assert_near(layer(x), expected(native, x, weight, bias, storage), 3 * tolerance(native, storage))
 
 
 @pytest.mark.parametrize("storage", STORAGE)
@@ -113,11 +121,101 @@ def test_a_row_has_the_same_bits_in_every_batch(native: NativeLibrary, storage: 
 
 @pytest.mark.parametrize(("storage", "bytes_per_weight"), [(torch.float32, 4), (torch.bfloat16, 2), (torch.int8, 1)])
 def test_a_layer_keeps_its_weights_and_little_else(
-    native: NativeLibrary, storage: torch.dtype, bytes_per_weight: int
+    native: NativeLibrary, storage: torch.dtype, bytes_per_weight: float
 ) -> None:
     layer = prepare(native, draw(640, 500, storage), None, storage)
-    num_bytes = sum(tensor.nbytes for tensor in layer.tensors())
-    assert 640 * 500 * bytes_per_weight <= num_bytes <= 640 * (500 * bytes_per_weight + 4)
+    if storage is torch.bfloat16 and native.instruction_set in MULTIPLIES_INTEGERS:
+        bytes_per_weight = 1.5
+    num_bytes = kept_bytes(layer)
+    assert 640 * 500 * bytes_per_weight <= num_bytes <= 640 * (500 * bytes_per_weight + 4) + 64
+
+
+def kept_bytes(layer: PackedLinear) -> int:
+    return sum(tensor.nbytes for tensor in layer.tensors())
+
+
+class TestIntegers:
+    """What bfloat16 and int8 weights are multiplied in on x86-64-v3."""
+
+    @pytest.fixture(autouse=True)
+    def _integers(self, native: NativeLibrary) -> None:
+        if native.instruction_set not in MULTIPLIES_INTEGERS:
+            pytest.skip("multiplies no integers")
+
+    @pytest.mark.parametrize("rows", [1, 2, 3, 5, 6, 11, 64])
+    @pytest.mark.parametrize("outlier", [1.0, 30.0, 1e4])
+    def test_rounds_less_than_bfloat16_activations_would(
+        self, native: NativeLibrary, rows: int, outlier: float
+    ) -> None:
+        weight, x = draw(200, 576, torch.bfloat16), torch.randn(rows, 576)
+        x[:, ::97] *= outlier
+        exact = x.double() @ weight.double().T
+        error = (prepare(native, weight, None, torch.bfloat16)(x) - exact).norm(dim=1)
+        rounded = (x.bfloat16().double() @ weight.double().T - exact).norm(dim=1)
+        assert (error < rounded / 3).all()
+
+    @pytest.mark.parametrize("storage", [torch.bfloat16, torch.int8])
+    @pytest.mark.parametrize("rows", [1, 4, 7])
+    def test_the_largest_sums_do_not_overflow(self, native: NativeLibrary, storage: torch.dtype, rows: int) -> None:
+        """x along the weights, all of the largest magnitude: every sum of a group is as large as it can be."""
+        signs = torch.randn(32, 640).sign()
+        weight = (signs * 255 / 256).to(torch.float32 if storage is torch.int8 else storage)
+        x = signs[:rows] * torch.tensor([1.0, 1e-3, 1e30, 1e-30])[torch.arange(rows) % 4, None]
+        assert_near(prepare(native, weight, None, storage)(x), linear(x, weight), 2e-3)
+        one = torch.zeros(rows, 640)  # as a single element
+        one[:, 3] = 7
+        assert_near(prepare(native, weight, None, storage)(one), linear(one, weight), 1e-3)
+
+    def test_weights_within_six_powers_of_two_of_the_largest_keep_every_bit(self, native: NativeLibrary) -> None:
+        significands = torch.randint(128, 256, (48, 64)).float() * torch.randn(48, 64).sign()
+        weight = significands * 2.0 ** torch.randint(-60, -53, (48, 64))
+        weight[:, 0] = 255 * 2.0**-54
+        layer = prepare(native, weight.bfloat16(), None, torch.bfloat16)
+        assert weight.bfloat16().float().equal(weight) and kept_bytes(layer) < 48 * 64 * 2
+        assert torch.equal(layer(torch.eye(64)).T, weight)  # a lone element of x is an integer and its scale exactly
+
+    @pytest.mark.parametrize("scale", [2.0**-20, 2.0**20])
+    def test_a_power_of_two_changes_no_bit(self, native: NativeLibrary, scale: float) -> None:
+        weight, x = draw(48, 500, torch.bfloat16), torch.randn(7, 500)
+        layer = prepare(native, weight, None, torch.bfloat16)
+        assert torch.equal(layer(x * scale), layer(x) * scale)
+        assert torch.equal(prepare(native, weight * scale, None, torch.bfloat16)(x), layer(x) * scale)
+
+    def test_a_group_of_zeros_adds_nothing(self, native: NativeLibrary) -> None:
+        weight, x = draw(48, 3 * GROUP, torch.bfloat16), torch.randn(7, 3 * GROUP)
+        weight[:, 0] = 7  # the largest with that group and without
+        x[:, GROUP : 2 * GROUP] = 0
+        rest = torch.cat([weight[:, :GROUP], weight[:, 2 * GROUP :]], dim=1)
+        layer, without = (prepare(native, it, None, torch.bfloat16) for it in (weight, rest))
+        assert torch.equal(layer(x), without(torch.cat([x[:, :GROUP], x[:, 2 * GROUP :]], dim=1)))
+        assert (layer(torch.zeros(7, 3 * GROUP)) == 0).all()
+
+    @pytest.mark.parametrize("outlier", [3e4, float("inf"), float("nan"), 1e-38])
+    def test_a_matrix_that_would_change_stays_as_it_is(self, native: NativeLibrary, outlier: float) -> None:
+        weight, x = draw(40, 576, torch.bfloat16), torch.randn(9, 576)
+        weight[17, 5] = outlier
+        if outlier < 1:  # all so small that what makes them integers would be no number
+            weight[17] *= 1e-37
+        layer = prepare(native, weight, None, torch.bfloat16)
+        assert not fits(weight) and kept_bytes(layer) == 48 * 576 * 2
+        y, exact = layer(x), x @ weight.float().T
+        others = [n for n in range(40) if n != 17]
+        assert_near(y[:, others], exact[:, others])
+        torch.testing.assert_close(y[:, 17], exact[:, 17], rtol=1e-4, atol=0, equal_nan=True)
+
+    def test_a_channel_of_zeros_fits(self, native: NativeLibrary) -> None:
+        weight = draw(40, 576, torch.bfloat16)
+        weight[17] = 0
+        layer = prepare(native, weight, None, torch.bfloat16)
+        assert fits(weight) and kept_bytes(layer) < 48 * 576 * 1.6
+        assert (layer(torch.randn(9, 576))[:, 17] == 0).all()
+
+    @pytest.mark.parametrize("bad", [float("inf"), float("-inf"), float("nan")])
+    def test_what_is_no_number_makes_its_row_nan(self, native: NativeLibrary, bad: float) -> None:
+        x = torch.randn(9, 200)
+        x[4, 150] = bad
+        y = prepare(native, draw(70, 200, torch.bfloat16), None, torch.bfloat16)(x)
+        assert y[4].isnan().all() and not y[[0, 1, 2, 3, 5, 6, 7, 8]].isnan().any()
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,49 @@
+"""Reference of the linear layer in integers (cpu/integer_product.h), x86-64-v3's over bfloat16 and int8 weights."""
+
+from __future__ import annotations
+
+import torch
+
+GROUP = 64
+"""Neighbours in K that share a scale of x."""
+
+
+def shifted_weight(weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """weight [N, K] -> (integers [N, K] of 255 * 2^6 at most, scales [N]), float64: weight is about their product.
+
+    A channel's scale is 2^-13 of the power of two below its largest magnitude; rounding is to nearest even.
+    """
+    _, exponent = torch.frexp(weight.double().abs().amax(dim=1))
+    scales = torch.ldexp(torch.ones(len(weight), dtype=torch.float64), exponent - 14)
+    return (weight.double() / scales[:, None]).round(), scales
+
+
+def fits(weight: torch.Tensor) -> bool:
+    """Whether an eighth of each channel or more is within 2^-5 of its largest power of two, itself 2^-113 or more."""
+    if not weight.isfinite().all():
+        return False
+    _, exponents = torch.frexp(weight.double())
+    exponents[weight == 0] = -1000
+    top = exponents.amax(dim=1)
+    large = (exponents >= top[:, None] - 5).sum(dim=1)
+    return bool(((8 * large >= weight.shape[1]) & (top >= -112) | (top == -1000)).all())
+
+
+def linear_integer(
+    x: torch.Tensor, integers: torch.Tensor, scales: torch.Tensor, bias: torch.Tensor | None = None
+) -> torch.Tensor:
+    """x [T, K] float32, weight [N, K] = integers * scales[:, None], bias [N] or None -> [T, N] float32.
+
+    A group of x is scaled so that it fits 16 bits and, times the longest channel's part, 32.
+    """
+    y = torch.zeros(len(x), len(integers), dtype=torch.float64)
+    for begin in range(0, x.shape[1], GROUP):
+        part, weights = x[:, begin : begin + GROUP], integers[:, begin : begin + GROUP].double()
+        longest = weights.norm(dim=1).amax().clamp(min=1).float()
+        limit = 2**31 * (1 - 2**-10) / longest - 4
+        largest, length = part.abs().amax(dim=1), part.norm(dim=1)
+        factors = torch.minimum(limit / length, 32767 / largest)
+        factors = torch.where(largest > 2**-40, factors, 0)[:, None]
+        y += (part * factors).round().double() @ weights.T / factors.where(factors > 0, 1)
+    y = y * scales.double()
+    return (y if bias is None else y + bias.double()).float()
