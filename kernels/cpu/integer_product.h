@@ -8,9 +8,9 @@
 // to 2^-14 of it. So that few large weights do not cost the others theirs, `fits` wants an eighth of a column within 2^-5
 // of its largest; a matrix with a column that differs is kept as it is (fma_product.h).
 //
-// Activations. Every 64 neighbours in k of a row become integers of 16 bits with a scale of their own, as large as the
+// Activations. Every 128 neighbours in k of a row become integers of 16 bits with a scale of their own, as large as the
 // sums allow: by Cauchy and Schwarz no partial sum exceeds |x| |w|, and `limits` says for each such group how long x may
-// be beside the longest w. Rounding changes a group by at most 2^-12 of its norm (to bfloat16: 2^-9).
+// be beside the longest w. Rounding changes a group by at most 2^-11 of its norm (to bfloat16: 2^-9).
 //
 // Sums within a group are exact. Groups are added in float32, in one chain of fused multiply-adds from the first to the
 // last. Infinity or NaN in x makes its row NaN. The result differs from that of fma_product.h, which computes in float32
@@ -41,7 +41,7 @@ struct IntegerProduct {
 
     // A step is a pair of k. The first of two vectors has columns 0 to 7, each with both its k, the second 8 to 15.
     static constexpr std::int64_t kStepWeights = std::is_same_v<T, Shifted> ? 48 : 2 * kPanel;
-    static constexpr std::int64_t kGroup = 32;  // steps
+    static constexpr std::int64_t kGroup = 64;  // steps
     static constexpr std::int64_t kDepth = 320;
     static constexpr std::int64_t steps(std::int64_t k) { return (k + 1) / 2; }
     static constexpr std::int64_t groups(std::int64_t k) { return (steps(k) + kGroup - 1) / kGroup; }
@@ -140,8 +140,8 @@ struct IntegerProduct {
             for (int c = 0; c < 2; ++c)
                 for (int i = 0; i < 8; ++i) longest = squares[c][i] > longest ? squares[c][i] : longest;
         }
-        // 2^-10 for what float32 rounds on the way; 4 is the length of 64 errors of rounding, a half each.
-        return 0x1p31f * (1 - 0x1p-10f) / std::sqrt(longest) - 4;
+        // 2^-10 for what float32 rounds on the way; 6 is the length of 128 errors of rounding, a half each.
+        return 0x1p31f * (1 - 0x1p-10f) / std::sqrt(longest) - 6;
     }
 
     static std::size_t scratch_bytes(const LinearArguments& a) {
