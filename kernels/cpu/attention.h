@@ -51,7 +51,8 @@ int check_lengths(const AttentionArguments& a);
 // kAttentionBlock if the block table names a block that does not exist where a query looks.
 int check_block_tables(const AttentionArguments& a);
 
-int attention_task(const AttentionArguments& a, const AttentionTask& task);
+// `next`: what the thread will most likely do then, whose keys it may fetch meanwhile; or nullptr.
+int attention_task(const AttentionArguments& a, const AttentionTask& task, const AttentionTask* next);
 
 // Does something for the first task of each run of splits; `task` is in an AttentionTasks.
 int attention_merge(const AttentionArguments& a, const AttentionTask* task);

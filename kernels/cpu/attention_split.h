@@ -57,6 +57,12 @@ struct QueryBlock {
     }
 };
 
+// The keys that the thread wants next: `count` entries of a block table.
+struct UpcomingKeys {
+    const std::int32_t* blocks = nullptr;
+    std::int64_t count = 0, kv_head = 0;
+};
+
 // Unnormalised attention: the largest score of each row, its sum of weights and its weighted values.
 struct Partial {
     float* max;  // [rows]
@@ -116,22 +122,27 @@ public:
           wide_values_(scores_ + max_rows * kScoreStride) {}
 
     // False if the block table names a block that does not exist; `out` is then undefined.
-    bool attend(const QueryBlock& block, std::int64_t split, Partial out) {
+    bool attend(const QueryBlock& block, std::int64_t split, Partial out, const UpcomingKeys& next = {}) {
         // Rows are in order of position: the first sees the earliest key, the last the latest.
         const KeyRange keys = {block.visible(0, split).begin, block.visible(block.rows - 1, split).end};
         if (!find_segments(block, split, keys)) return false;
-        // A decode step takes as long to read its keys and values as to multiply them: both at the same time.
-        const bool fetches = block.rows <= kFewRows;
-        for (int s = 0; fetches && s < kFetchAhead; ++s) fetch_keys(s);
+        // A decode step takes as long to read its keys and values as to multiply them: both at the same time. Of bfloat16,
+        // values come while keys are scored and the next task's keys while values are weighed, a line now and then: many at
+        // once would keep what the first cache level waits for from coming. Of float32, of which there is twice as much, a
+        // block or two of both before each tile was seen to do better.
+        const bool few = block.rows <= kFewRows, bursts = few && kPerWord == 1;
+        for (int s = 0; bursts && s < kFetchAhead; ++s) fetch_keys(s);
         int fetched = 0;
         for (int tile = keys.begin / kKeyTile * kKeyTile; tile < keys.end; tile += kKeyTile) {
-            for (; fetches && fetched < num_segments_ && segments_[fetched].begin < tile + kKeyTile; ++fetched) {
-                fetch_values(fetched);
+            for (; bursts && fetched < num_segments_ && segments_[fetched].begin < tile + kKeyTile; ++fetched) {
+                fetch(segments_[fetched].values);
                 fetch_keys(fetched + kFetchAhead);
             }
-            score(block, tile, columns_of(tile, keys));
+            score(block, tile, columns_of(tile, keys), {values_of(tile, keys), values_of(tile + kLanes, keys)});
         }
         for (int row = 0; row < block.rows; ++row) softmax(block.visible(row, split), keys, row, out);
+        next_ = few && !bursts ? next : UpcomingKeys();
+        next_left_ = 0;
         weigh_values(block.rows, keys, out);
         return true;
     }
@@ -163,27 +174,60 @@ private:
         return true;
     }
 
-    // A block's keys are all over its memory, however few of them are meant.
     void fetch_keys(int segment) const {
-        if (segment < num_segments_) fetch(segments_[segment].keys, cache_.block_size);
+        if (segment < num_segments_) fetch(segments_[segment].keys);
     }
 
-    void fetch_values(int segment) const { fetch(segments_[segment].values, segments_[segment].count); }
-
-    void fetch(const void* begin, std::int64_t count) const {
-        const auto* line = static_cast<const char*>(begin);
-        const auto* end = line + static_cast<std::size_t>(count * cache_.head_dim) * sizeof(T);
-        for (; line < end; line += 64) __builtin_prefetch(line);
+    // As much as a head's part of a block: keys are all over it, however few of them are meant.
+    void fetch(const void* begin) const {
+        for (std::int64_t i = 0; i < block_bytes(); i += 64) __builtin_prefetch(static_cast<const char*>(begin) + i);
     }
 
-    // Where keys [first, first + 16) of blocks that hold a multiple of 16 lie. For 16 that no query sees, a neighbour
-    // stands in: nobody looks at their scores.
-    const float* group_of(int first, KeyRange keys) const {
+    // Fetches some lines of the upcoming keys, into the second cache level: the first is full of values.
+    void fetch_next(int lines) {
+        for (; lines > 0; --lines) {
+            if (next_left_ == 0) {
+                if (next_.count == 0) return;
+                const std::int64_t id = *next_.blocks++, bytes = block_bytes();
+                --next_.count;
+                if (id < 0 || id >= cache_.num_blocks) continue;
+                next_line_ = reinterpret_cast<const char*>(cache_.keys) + (id * cache_.kv_heads + next_.kv_head) * bytes;
+                next_left_ = bytes / 64;
+            }
+            __builtin_prefetch(next_line_, 0, 2);
+            next_line_ += 64;
+            --next_left_;
+        }
+    }
+
+    // Lines for each of `times`, to fetch all that is still to come.
+    int fetched_at_once(std::int64_t times) const {
+        return times == 0 ? 0 : static_cast<int>((next_.count * block_bytes() / 64 + times - 1) / times);
+    }
+
+    // Of one head.
+    std::int64_t block_bytes() const {
+        return cache_.block_size * cache_.head_dim * static_cast<std::int64_t>(sizeof(T));
+    }
+
+    // The segment of keys [first, first + 16). For 16 that no query sees, a neighbour stands in, and `first` becomes its.
+    const Segment<T>& segment_of(int& first, KeyRange keys) const {
         const int last = (keys.end - 1) / kLanes * kLanes, begin = keys.begin / kLanes * kLanes;
         first = first < begin ? begin : first > last ? last : first;
         int s = 0;
         while (segments_[s].begin + segments_[s].count <= first) ++s;
-        return segments_[s].keys + (first - segments_[s].begin);
+        return segments_[s];
+    }
+
+    // Where 16 keys of blocks that hold a multiple of 16 lie. Nobody looks at the scores of those that no query sees.
+    const float* group_of(int first, KeyRange keys) const {
+        const Segment<T>& segment = segment_of(first, keys);
+        return segment.keys + (first - segment.begin);
+    }
+
+    const char* values_of(int first, KeyRange keys) const {
+        const Segment<T>& segment = segment_of(first, keys);
+        return reinterpret_cast<const char*>(segment.values + (first - segment.begin) * cache_.head_dim);
     }
 
     // The words of a tile's keys: in the cache, or, of blocks that vectors do not fit, copied together. What lies
@@ -203,11 +247,17 @@ private:
         return {{key_tile_, key_tile_ + kLanes}, kKeyTile};
     }
 
-    void score(const QueryBlock& block, int first_key, const KeyColumns& keys) {
+    // Two groups of 16 values, which come meanwhile.
+    struct FetchedValues {
+        const char* groups[2];
+    };
+
+    void score(const QueryBlock& block, int first_key, const KeyColumns& keys, const FetchedValues& values) {
         float* scores = scores_ + first_key;
         if constexpr (kPerWord == 2) {
             if (block.rows <= kFewRows) {
-                with_rows<kFewRows>(block.rows, [&](auto rows) { score_few<decltype(rows)::value>(block, keys, scores); });
+                with_rows<kFewRows>(
+                    block.rows, [&](auto rows) { score_few<decltype(rows)::value>(block, keys, scores, values); });
                 return;
             }
             score_many(block, widen(keys), scores);
@@ -244,7 +294,7 @@ private:
 
     // As many groups of keys together as there are registers for: their sums, an element of each row's query, a key.
     template <int ROWS>
-    void score_few(const QueryBlock& block, const KeyColumns& keys, float* scores) const {
+    void score_few(const QueryBlock& block, const KeyColumns& keys, float* scores, const FetchedValues& values) const {
         constexpr int kTogether = kNativeLanes >= 8 || ROWS == 1 ? 2 : 1;
         for (int group = 0; group < 2; group += kTogether) {
             Tile<ROWS, kTogether> tile;
@@ -253,6 +303,8 @@ private:
             for (std::int64_t word = 0; word < cache_.head_dim / 2; ++word) {
                 asm volatile("" : "+m"(high));  // there is no register to keep it in
                 const float* q = block.q + 2 * word;
+                for (int g = 0; g < kTogether; ++g)  // 16 values have as many lines as a key has words
+                    __builtin_prefetch(values.groups[group + g] + word * 64);
                 score_element(q, keys, group, word, tile, [](NativeBits pairs) { return pairs << 16; });
                 score_element(q + 1, keys, group, word, tile, [&](NativeBits pairs) { return pairs & high; });
             }
@@ -337,8 +389,10 @@ private:
 
     // In tiles of up to MAX_ROWS rows and VECS vectors of columns, then of one vector.
     template <int MAX_ROWS, int VECS, typename V>
-    void weigh_columns(const Segment<V>* segments, int count, int rows, Partial out, std::int64_t column = 0) const {
+    void weigh_columns(const Segment<V>* segments, int count, int rows, Partial out, std::int64_t column = 0) {
+        constexpr int kBurst = sizeof(V) < sizeof(float) ? 4 : kLanes;
         const std::int64_t head_dim = cache_.head_dim;
+        const int lines = fetched_at_once(head_dim / (VECS * kLanes) * count * (kLanes / kBurst));
         for (; column + VECS * kLanes <= head_dim; column += VECS * kLanes) {
             for_row_tiles<MAX_ROWS>(rows, [&](std::ptrdiff_t first, auto tile_rows) {
                 constexpr int kRows = decltype(tile_rows)::value;
@@ -346,8 +400,12 @@ private:
                 tile.clear();
                 for (int s = 0; s < count; ++s) {
                     const Segment<V>& segment = segments[s];
-                    tile.accumulate(scores_ + first * kScoreStride + segment.begin, kScoreStride,
-                                    RowColumns<V>{segment.values + column, head_dim}, segment.count);
+                    for (int k = 0; k < segment.count; k += kBurst) {
+                        fetch_next(lines);
+                        tile.accumulate(scores_ + first * kScoreStride + segment.begin + k, kScoreStride,
+                                        RowColumns<V>{segment.values + column + k * head_dim, head_dim},
+                                        segment.count - k < kBurst ? segment.count - k : kBurst);
+                    }
                 }
 #pragma GCC unroll 16
                 for (int r = 0; r < kRows; ++r)
@@ -367,6 +425,9 @@ private:
     float* wide_values_;  // [kSplit, D]
     Segment<T> segments_[kSplit];
     int num_segments_ = 0;
+    UpcomingKeys next_;  // blocks of which nothing was fetched yet
+    const char* next_line_ = nullptr;
+    std::int64_t next_left_ = 0;  // lines of the block before them
 };
 
 // Folds the partial of `split` into the running one; called from a block's first split to its last.

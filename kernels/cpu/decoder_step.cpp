@@ -280,7 +280,8 @@ private:
         member.meet();
         const AttentionArguments attention = attention_of(index);
         member.share_pieces(tasks.count, 1, [&](std::int64_t task, std::int64_t) {
-            if (attention_task(attention, tasks.tasks[task]) != kAttentionOk) out_of_memory = true;
+            const AttentionTask* next = task + 1 < tasks.count ? tasks.tasks + task + 1 : nullptr;
+            if (attention_task(attention, tasks.tasks[task], next) != kAttentionOk) out_of_memory = true;
         });
         member.meet();
         if (!tasks.merges) return;

@@ -89,7 +89,7 @@ public:
           cache{static_cast<const T*>(a.key_cache), static_cast<const T*>(a.value_cache), a.num_blocks, a.kv_heads,
                 a.block_size, a.head_dim} {}
 
-    int attend(const AttentionTask& task) const {
+    int attend(const AttentionTask& task, const AttentionTask* next) const {
         Workspace space;
         if (!workspace(space)) return kAttentionMemory;
         const QueryBlock block = describe(a, task, space.q);
@@ -97,10 +97,10 @@ public:
         SplitAttention<T> attention(cache, static_cast<float>(a.soft_cap), max_rows(a), space.split);
         if (task.split >= 0) {
             const Partial partial = Partial::at(task.partial, block.rows);
-            return attention.attend(block, task.split, partial) ? kAttentionOk : kAttentionBlock;
+            return attention.attend(block, task.split, partial, keys_of(next)) ? kAttentionOk : kAttentionBlock;
         }
         for (std::int64_t split = block.first_split(0); split <= block.last_split(block.rows - 1); ++split) {
-            if (!attention.attend(block, split, space.added)) return kAttentionBlock;
+            if (!attention.attend(block, split, space.added, keys_of(next))) return kAttentionBlock;
             merge(block, split, space.added, space.running, cache.head_dim);
         }
         write(task, block, space.running);
@@ -120,6 +120,17 @@ public:
     }
 
 private:
+    // The keys of the first split of a task, that a decode step has; none of nullptr.
+    UpcomingKeys keys_of(const AttentionTask* task) const {
+        if (task == nullptr || num_queries(a, task->sequence) > 1) return {};
+        const QueryBlock block = describe(a, *task, nullptr);
+        const std::int64_t split = task->split >= 0 ? task->split : block.first_split(0);
+        const KeyRange keys = block.visible(0, split);
+        const std::int64_t first = (split * kSplit + keys.begin) / cache.block_size;
+        const std::int64_t end = (split * kSplit + keys.end - 1) / cache.block_size + 1;
+        return {block.block_table + first, end - first, block.kv_head};
+    }
+
     // The token of row 0 of the task's block.
     std::int64_t first_token(const AttentionTask& task) const {
         return a.query_start_loc[task.sequence] + std::int64_t{task.query_block} * queries_per_block(a);
@@ -196,8 +207,8 @@ int check_block_tables(const AttentionArguments& a) {
     return kAttentionOk;
 }
 
-int attention_task(const AttentionArguments& a, const AttentionTask& task) {
-    return a.bfloat16 ? Attention<BFloat16>(a).attend(task) : Attention<float>(a).attend(task);
+int attention_task(const AttentionArguments& a, const AttentionTask& task, const AttentionTask* next) {
+    return a.bfloat16 ? Attention<BFloat16>(a).attend(task, next) : Attention<float>(a).attend(task, next);
 }
 
 int attention_merge(const AttentionArguments& a, const AttentionTask* task) {
@@ -225,7 +236,8 @@ OCTAVO_EXPORT(attention, AttentionArguments) {
 #pragma omp parallel num_threads(threads) if (threads > 1)
     {
 #pragma omp for schedule(dynamic, 1)
-        for (std::int64_t i = 0; i < batch.count; ++i) report(attention_task(a, batch.tasks[i]));
+        for (std::int64_t i = 0; i < batch.count; ++i)
+            report(attention_task(a, batch.tasks[i], i + threads < batch.count ? batch.tasks + i + threads : nullptr));
         if (batch.merges) {
 #pragma omp for schedule(dynamic, 1)
             for (std::int64_t i = 0; i < batch.count; ++i) report(attention_merge(a, batch.tasks + i));
