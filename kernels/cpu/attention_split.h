@@ -2,12 +2,12 @@
 //
 // A split is kSplit keys counted from position 0, so it is the same split whether a query arrives in a whole prompt, a
 // chunk or a decode step, and whatever a window has trimmed. Within a split: a score is one multiply-add chain over the
-// head dimension, then the soft cap; the weights add up by key position modulo 16, then a fixed tree; an output element is one chain over
-// the keys in order. Keys that a query does not see add exact zeros. Splits merge from the first to the last. Hence a
+// head dimension, then the soft cap; the weights add up by key position modulo 16, then a fixed tree; an output element
+// is one chain over the keys in order. Keys that a query does not see add exact zeros. Splits merge from the first to the last. Hence a
 // query's result depends on its position, the keys it sees and nothing else.
 //
-// The cache. Values lie as [num_blocks, kv_heads, block_size, D]. A block's keys lie transposed, as words of 32 bits: one
-// float, or two bfloat16 that are neighbours in the head, the lower in the low half. Word w of a key is in row w of
+// The cache. Values lie as [num_blocks, kv_heads, block_size, D]. A block's keys lie transposed, as words of 32 bits:
+// one float, or two bfloat16 that are neighbours in the head, the lower in the low half. Word w of a key is in row w of
 // [D floats or D / 2 pairs, block_size], so that 16 keys are scored at a time without being rearranged.
 #pragma once
 
@@ -126,10 +126,10 @@ public:
         // Rows are in order of position: the first sees the earliest key, the last the latest.
         const KeyRange keys = {block.visible(0, split).begin, block.visible(block.rows - 1, split).end};
         if (!find_segments(block, split, keys)) return false;
-        // A decode step takes as long to read its keys and values as to multiply them: both at the same time. Of bfloat16,
-        // values come while keys are scored and the next task's keys while values are weighed, a line now and then: many at
-        // once would keep what the first cache level waits for from coming. Of float32, of which there is twice as much, a
-        // block or two of both before each tile was seen to do better.
+        // A decode step takes as long to read its keys and values as to multiply them: both at the same time. Of
+        // bfloat16, values come while keys are scored and the next task's keys while values are weighed, a line now and
+        // then: many at once would keep what the first cache level waits for from coming. Of float32, of which there is
+        // twice as much, a block or two of both before each tile was seen to do better.
         const bool few = block.rows <= kFewRows, bursts = few && kPerWord == 1;
         for (int s = 0; bursts && s < kFetchAhead; ++s) fetch_keys(s);
         int fetched = 0;
@@ -191,7 +191,8 @@ private:
                 const std::int64_t id = *next_.blocks++, bytes = block_bytes();
                 --next_.count;
                 if (id < 0 || id >= cache_.num_blocks) continue;
-                next_line_ = reinterpret_cast<const char*>(cache_.keys) + (id * cache_.kv_heads + next_.kv_head) * bytes;
+                const std::int64_t first = (id * cache_.kv_heads + next_.kv_head) * bytes;
+                next_line_ = reinterpret_cast<const char*>(cache_.keys) + first;
                 next_left_ = bytes / 64;
             }
             __builtin_prefetch(next_line_, 0, 2);
@@ -210,7 +211,7 @@ private:
         return cache_.block_size * cache_.head_dim * static_cast<std::int64_t>(sizeof(T));
     }
 
-    // The segment of keys [first, first + 16). For 16 that no query sees, a neighbour stands in, and `first` becomes its.
+    // The segment of keys [first, first + 16). For 16 that no query sees, a neighbour stands in: `first` becomes its.
     const Segment<T>& segment_of(int& first, KeyRange keys) const {
         const int last = (keys.end - 1) / kLanes * kLanes, begin = keys.begin / kLanes * kLanes;
         first = first < begin ? begin : first > last ? last : first;

@@ -2,8 +2,8 @@
 //
 // Weights are packed once: [N / kPanel panels][steps of k][kPanel columns], zeros after column N; where weights have
 // scales, a panel begins with those of its columns, in float32. Every output is one chain of multiply-adds over k, from
-// the first step, or group of steps, to the last, then one multiplication by the scale, if any, then one addition of the
-// bias: its bits depend on neither the other rows nor on threads and blocking. Exact mode rests on it.
+// the first step, or group of steps, to the last, then one multiplication by the scale, if any, then one addition of
+// the bias: its bits depend on neither the other rows nor on threads and blocking. Exact mode rests on it.
 //
 // A thread takes a slice at a time: the panels of a tile, kDepth steps deep at most, which stays in the first two cache
 // levels. A tile of rows keeps its sums in registers down the slice; from one slice to the next of the same panels they

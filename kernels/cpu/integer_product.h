@@ -1,20 +1,20 @@
-// The linear layer's inner product in integers (AVX2's vpmaddwd: pairs of products of 16 bits, summed to 32), over weights
-// in bfloat16 or int8. Two instructions give sixteen products where float32 needs as many for each eight that it adds,
-// and they run on four units instead of two: half as fast again was seen.
+// The linear layer's inner product in integers (AVX2's vpmaddwd: pairs of products of 16 bits, summed to 32), over
+// weights in bfloat16 or int8. Two instructions give sixteen products where float32 needs as many for each eight that
+// it adds, and they run on four units instead of two: half as fast again was seen.
 //
 // Weights. An int8 weight is an integer already. One of bfloat16 is kept in 12 bits: its sign, the 8 bits s of its
 // significand and a shift t from 0 to 6, for s * 2^t * scale, where the scale of a column is the power of two that
-// gives its largest weight t = 6. Weights down to 2^-6 of that power of two keep all their bits, smaller ones are rounded
-// to 2^-14 of it. So that few large weights do not cost the others theirs, `fits` wants an eighth of a column within 2^-5
-// of its largest; a matrix with a column that differs is kept as it is (fma_product.h).
+// gives its largest weight t = 6. Weights down to 2^-6 of that power of two keep all their bits, smaller ones are
+// rounded to 2^-14 of it. So that few large weights do not cost the others theirs, `fits` wants an eighth of a column
+// within 2^-5 of its largest; a matrix with a column that differs is kept as it is (fma_product.h).
 //
-// Activations. Every 128 neighbours in k of a row become integers of 16 bits with a scale of their own, as large as the
-// sums allow: by Cauchy and Schwarz no partial sum exceeds |x| |w|, and `limits` says for each such group how long x may
-// be beside the longest w. Rounding changes a group by at most 2^-11 of its norm (to bfloat16: 2^-9).
+// Activations. Every 128 neighbours in k of a row become integers of 16 bits with a scale of their own, as large as
+// the sums allow: by Cauchy and Schwarz no partial sum exceeds |x| |w|, and `limits` says for each such group how
+// long x may be beside the longest w. Rounding changes a group by at most 2^-11 of its norm (to bfloat16: 2^-9).
 //
-// Sums within a group are exact. Groups are added in float32, in one chain of fused multiply-adds from the first to the
-// last. Infinity or NaN in x makes its row NaN. The result differs from that of fma_product.h, which computes in float32
-// throughout; weights in float32, exact mode among them, never come here.
+// Sums within a group are exact. Groups are added in float32, in one chain of fused multiply-adds from the first to
+// the last. Infinity or NaN in x makes its row NaN. The result differs from that of fma_product.h, which computes in
+// float32 throughout; weights in float32, exact mode among them, never come here.
 #pragma once
 
 #include "linear.h"
@@ -43,6 +43,7 @@ struct IntegerProduct {
     static constexpr std::int64_t kStepWeights = std::is_same_v<T, Shifted> ? 48 : 2 * kPanel;
     static constexpr std::int64_t kGroup = 64;  // steps
     static constexpr std::int64_t kDepth = 320;
+    static_assert(kDepth % kGroup == 0);
     static constexpr std::int64_t steps(std::int64_t k) { return (k + 1) / 2; }
     static constexpr std::int64_t groups(std::int64_t k) { return (steps(k) + kGroup - 1) / kGroup; }
 
@@ -167,7 +168,7 @@ private:
     // A cache line over the row, or long rows would compete for cache sets.
     static std::int64_t x_stride(const LinearArguments& a) { return groups(a.k) * (kGroup + 1) / 16 * 16 + 32; }
 
-    static constexpr int kInfinite = 255, kLeastTop = 14;  // exponents as stored: from the latter on, units are a number
+    static constexpr int kInfinite = 255, kLeastTop = 14;  // exponents as stored; from the latter on, units() is finite
 
     static __m128i load_128(const T* p) { return _mm_loadu_si128(reinterpret_cast<const __m128i*>(p)); }
 
