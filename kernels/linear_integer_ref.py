@@ -19,14 +19,17 @@ def shifted_weight(weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def fits(weight: torch.Tensor) -> bool:
-    """Whether an eighth of each channel or more is within 2^-5 of its largest power of two, itself 2^-113 or more."""
+    """Whether three quarters of each channel, zeros aside, are 2^-7 or more of its largest power of two.
+
+    That itself must be 2^-113 or more: what turns smaller weights into integers is no float32.
+    """
     if not weight.isfinite().all():
         return False
     _, exponents = torch.frexp(weight.double())
-    exponents[weight == 0] = -1000
-    top = exponents.amax(dim=1)
-    large = (exponents >= top[:, None] - 5).sum(dim=1)
-    return bool(((8 * large >= weight.shape[1]) & (top >= -112) | (top == -1000)).all())
+    some = weight != 0
+    top = exponents.where(some, -1000).amax(dim=1)
+    small = (some & (exponents + 7 < top[:, None])).sum(dim=1)
+    return bool(((4 * small <= some.sum(dim=1)) & (top >= -112) | (top == -1000)).all())
 
 
 def linear_integer(
@@ -41,9 +44,9 @@ def linear_integer(
         part, weights = x[:, begin : begin + GROUP], integers[:, begin : begin + GROUP].double()
         longest = weights.norm(dim=1).amax().clamp(min=1).float()
         limit = 2**31 * (1 - 2**-10) / longest - 6
-        largest, length = part.abs().amax(dim=1), part.norm(dim=1)
+        largest, length = part.abs().amax(dim=1), part.double().norm(dim=1).float()
         factors = torch.minimum(limit / length, 32767 / largest)
-        factors = torch.where(largest > 2**-40, factors, 0)[:, None]
+        factors = torch.where(largest >= 2**-110, factors, 0)[:, None]
         y += (part * factors).round().double() @ weights.T / factors.where(factors > 0, 1)
     y = y * scales.double()
     return (y if bias is None else y + bias.double()).float()

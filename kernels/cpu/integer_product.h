@@ -5,15 +5,16 @@
 // Weights. An int8 weight is an integer already. One of bfloat16 is kept in 12 bits: its sign, the 8 bits s of its
 // significand and a shift t from 0 to 6, for s * 2^t * scale, where the scale of a column is the power of two that
 // gives its largest weight t = 6. Weights down to 2^-6 of that power of two keep all their bits, smaller ones are
-// rounded to 2^-14 of it. So that few large weights do not cost the others theirs, `fits` wants an eighth of a column
-// within 2^-5 of its largest; a matrix with a column that differs is kept as it is (fma_product.h).
+// rounded to 2^-13 of it. So that large weights do not cost the others theirs, `fits` wants three quarters of a column,
+// zeros aside, within 2^-7 of that power of two; a matrix with a column that differs is kept as it is (fma_product.h).
 //
 // Activations. Every 128 neighbours in k of a row become integers of 16 bits with a scale of their own, as large as
 // the sums allow: by Cauchy and Schwarz no partial sum exceeds |x| |w|, and `limits` says for each such group how
-// long x may be beside the longest w. Rounding changes a group by at most 2^-11 of its norm (to bfloat16: 2^-9).
+// long x may be beside the longest w. Rounding changes a group by at most 2^-11 of its norm (to bfloat16: 2^-9 of each
+// element; so where an element is a thousand times the others and meets weights near zero, bfloat16 is closer).
 //
 // Sums within a group are exact. Groups are added in float32, in one chain of fused multiply-adds from the first to
-// the last. Infinity or NaN in x makes its row NaN. The result differs from that of fma_product.h, which computes in
+// the last, in units of the weights: x of 1e30 and more may overflow. Infinity or NaN in x makes its row NaN. The result differs from that of fma_product.h, which computes in
 // float32 throughout; weights in float32, exact mode among them, never come here.
 #pragma once
 
@@ -97,10 +98,14 @@ struct IntegerProduct {
     // Whether 12 bits are enough for a column.
     static bool fits(const BFloat16* column, std::int64_t k) {
         const int top = top_exponent(column, k);
-        if (top == 0) return true;  // zeros
-        std::int64_t large = 0;
-        for (std::int64_t i = 0; i < k; ++i) large += (column[i].bits >> 7 & 255) + 5 >= top;
-        return top >= kLeastTop && top != kInfinite && 8 * large >= k;
+        if (top == kInfinite) return false;
+        std::int64_t small = 0, some = 0;
+        for (std::int64_t i = 0; i < k; ++i) {
+            const int size = column[i].bits & 0x7fff;
+            some += size != 0;
+            small += size != 0 && (size >> 7) + 7 < top;
+        }
+        return some == 0 || (top >= kLeastTop && 4 * small <= some);
     }
 
     static void put(const Source* column, std::int64_t k, int c, T* panel, float* scale) {
@@ -220,15 +225,15 @@ private:
         }
         const float largest = bit_cast<float>(largest_lane(most) >> 1);
         float length = std::sqrt(add_lanes(squares[0] + squares[1]));
-        if (!(largest > 0x1p-40f && largest < 0x1p60f)) {
-            // Too small for its squares and of no weight beside the rest of its row, too large for them, or no number.
+        if (!(largest > 0x1p-60f && largest < 0x1p60f)) {  // squares that overflow or vanish, or no numbers
             const bool finite = largest <= std::numeric_limits<float>::max();
-            if (!finite || largest <= 0x1p-40f) {
+            if (!finite || largest < 0x1p-110f) {
                 std::memset(out, 0, kGroup * sizeof(X));
                 out[kGroup] = bit_cast<X>(finite ? 0.0f : std::numeric_limits<float>::quiet_NaN());
                 return;
             }
-            length = largest * std::sqrt(static_cast<float>(kSize));  // at most
+            length = largest;  // which is no shorter than this times sqrt(kSize)
+            limit /= std::sqrt(static_cast<float>(kSize));
         }
         const float by_length = limit / length, by_largest = 32767 / largest;
         const float factor = by_length < by_largest ? by_length : by_largest;

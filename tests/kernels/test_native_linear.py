@@ -190,18 +190,37 @@ class TestIntegers:
         assert torch.equal(layer(x), without(torch.cat([x[:, :GROUP], x[:, 2 * GROUP :]], dim=1)))
         assert (layer(torch.zeros(7, 3 * GROUP)) == 0).all()
 
-    @pytest.mark.parametrize("outlier", [3e4, float("inf"), float("nan"), 1e-38])
+    @pytest.mark.parametrize("outlier", [3e4, float("inf"), float("nan"), 1e-38, 1e-40])
     def test_a_matrix_that_would_change_stays_as_it_is(self, native: NativeLibrary, outlier: float) -> None:
         weight, x = draw(40, 576, torch.bfloat16), torch.randn(9, 576)
         weight[17, 5] = outlier
         if outlier < 1:  # all so small that what makes them integers would be no number
-            weight[17] *= 1e-37
+            weight[17] *= outlier * 10
         layer = prepare(native, weight, None, torch.bfloat16)
         assert not fits(weight) and kept_bytes(layer) == 48 * 576 * 2
         y, exact = layer(x), x @ weight.float().T
         others = [n for n in range(40) if n != 17]
         assert_near(y[:, others], exact[:, others])
         torch.testing.assert_close(y[:, 17], exact[:, 17], rtol=1e-4, atol=0, equal_nan=True)
+
+    @pytest.mark.parametrize("octaves", [6, 9, 13])
+    def test_large_input_channels_do_not_cost_the_others_their_bits(self, native: NativeLibrary, octaves: int) -> None:
+        """A fifth of the inputs has large weights, in every channel, and small activations."""
+        large = torch.arange(640) % 5 == 0
+        weight = (torch.randn(64, 640) * torch.where(large, 1.0, 2.0**-octaves)).bfloat16()
+        x = torch.randn(9, 640) * torch.where(large, 2.0**-octaves, 1.0)
+        y, exact = prepare(native, weight, None, torch.bfloat16)(x), x.double() @ weight.double().T
+        rounded = x.bfloat16().double() @ weight.double().T
+        assert not fits(weight)
+        assert (y - exact).norm() < (rounded - exact).norm()
+
+    @pytest.mark.parametrize("scale", [1e-20, 1e-30, 1e25])
+    def test_activations_may_be_tiny_or_huge(self, native: NativeLibrary, scale: float) -> None:
+        weight, x = draw(48, 500, torch.bfloat16), torch.randn(7, 500)
+        layer = prepare(native, weight, None, torch.bfloat16)
+        assert_near(layer(x * scale) / scale, layer(x), 1e-3)
+        none = prepare(native, torch.zeros(16, 500, dtype=torch.bfloat16), None, torch.bfloat16)
+        assert (none(torch.full((1, 500), 3e38)) == 0).all()
 
     def test_a_channel_of_zeros_fits(self, native: NativeLibrary) -> None:
         weight = draw(40, 576, torch.bfloat16)
