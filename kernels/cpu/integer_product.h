@@ -79,8 +79,8 @@ struct IntegerProduct {
 
     static constexpr bool kUnpacks = sizeof(T) == 1;
     using Unpacked = IntegerProduct<std::int16_t>;
-
     static constexpr bool kTileUnpacks = true;
+    static_assert(panels(kTileRows) == 1, "a tile leaves what it unpacks of one panel");
 
     // In one piece: the compiler would load and multiply ahead, for which there are no registers.
     static inline __attribute__((always_inline)) void multiply_add(const X* pair, const __m256i (&columns)[2],

@@ -23,8 +23,8 @@ __attribute__((noinline)) void multiply_integer_tile(const LinearTile<Product>& 
     };
     const typename Product::Weight* weights = t.weights;
     std::int16_t* unpacked = t.unpacked;
-    // A line of each panel for every step, most of them twice: what a loop within the loop would take of the compiler's
-    // care for registers costs more. What is here already where there is nothing to fetch.
+    // Every step prefetches a line of each panel, often one that is on its way: a loop that counts lines would cost
+    // registers, which the compiler would take from the sums. With nothing to fetch it is a line that is here already.
     const bool fetches = t.fetch_bytes > 0;
     const char* fetch = fetches ? t.fetch : reinterpret_cast<const char*>(t.weights);
     const std::int64_t fetch_stride = fetches ? t.fetch_stride : 0;
