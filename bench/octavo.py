@@ -1,6 +1,8 @@
 """Octavo as its users meet it: a scheduler and a worker process, gRPC, and the Python client in this process.
 
-`python -m bench.octavo MODEL_DIR` serves the commands of `measure.serve`.
+`python -m bench.octavo MODEL_DIR` serves the commands of `measure.serve`. One request is streamed token by token, as
+its latency is what is measured; of several only the whole answers are asked for. With `--streamed` every token of these,
+too, is a message of its own.
 """
 
 from __future__ import annotations
@@ -20,6 +22,7 @@ from clients import AsyncClient
 from clients.local import preflight
 from clients.local.address import LOOPBACK
 from clients.local.services import Services, ServicesConfig
+from clients.request import RequestKeywords
 
 T = TypeVar("T")
 _BLOCK_SIZE = 16
@@ -28,14 +31,15 @@ _BLOCK_SIZE = 16
 class Octavo:
     """Two pairs of services, with a prefix cache and without one; each starts when it is first needed."""
 
-    settings: Mapping[str, Any] = {
-        "threads": THREADS,
-        "dtype": "bfloat16",
-        "transport": "gRPC over loopback, no event engine, token by token, to a Python client on the same cores",
-    }
-
-    def __init__(self, model: str) -> None:
+    def __init__(self, model: str, *, streamed: bool) -> None:
         self._model = model
+        self._streamed = streamed
+        messages = "token by token" if streamed else "whole answers, or token by token for one request"
+        self.settings: Mapping[str, Any] = {
+            "threads": THREADS,
+            "dtype": "bfloat16",
+            "transport": f"gRPC over loopback, no event engine, {messages}, to a Python client on the same cores",
+        }
         self._runner = asyncio.Runner()
         self._pairs: dict[bool, tuple[AsyncClient, dict[str, int]]] = {}
         self.use(prefix_caching=True)
@@ -51,7 +55,9 @@ class Octavo:
         self._client, self._services = self._pairs[prefix_caching]
 
     def run(self, requests: Sequence[Request]) -> Outcome:
-        return self._do(_generate(self._client, requests))
+        if self._streamed or len(requests) == 1:
+            return self._do(_stream(self._client, requests))
+        return self._do(_complete(self._client, requests))
 
     async def _start(self, prefix_caching: bool) -> tuple[AsyncClient, dict[str, int]]:
         config = ServicesConfig(
@@ -79,8 +85,20 @@ class Octavo:
         return self._runner.run(coroutine)
 
 
-async def _generate(client: AsyncClient, requests: Sequence[Request]) -> Outcome:
-    """Sends all requests at once and reads them to their ends."""
+async def _complete(client: AsyncClient, requests: Sequence[Request]) -> Outcome:
+    """Sends all requests at once and waits for their answers."""
+    begin = time.perf_counter()
+    answers = await asyncio.gather(*(client.complete(**_keywords(request)) for request in requests))
+    seconds = time.perf_counter() - begin
+    return Outcome(
+        seconds=seconds,
+        token_ids=[list(answer.token_ids) for answer in answers],
+        num_prompt=[answer.usage.prompt_tokens if answer.usage else 0 for answer in answers],
+    )
+
+
+async def _stream(client: AsyncClient, requests: Sequence[Request]) -> Outcome:
+    """Sends all requests at once and reads them token by token to their ends."""
     begin = time.perf_counter()
     parts = await asyncio.gather(*(_one(client, request, begin) for request in requests))
     seconds = time.perf_counter() - begin
@@ -91,14 +109,21 @@ async def _generate(client: AsyncClient, requests: Sequence[Request]) -> Outcome
 async def _one(client: AsyncClient, request: Request, begin: float) -> tuple[list[int], list[float], int]:
     ids: list[int] = []
     times: list[float] = []
-    async with client.generate(
-        token_ids=request.prompt, max_tokens=request.num_output, temperature=0, ignore_eos=True
-    ) as stream:
+    async with client.generate(**_keywords(request)) as stream:
         async for delta in stream:
             ids += delta.token_ids
             times += [time.perf_counter() - begin] * len(delta.token_ids)
     assert stream.usage is not None
     return ids, times, stream.usage.prompt_tokens
+
+
+def _keywords(request: Request) -> RequestKeywords:
+    return {
+        "token_ids": request.prompt,
+        "max_tokens": request.num_output,
+        "temperature": 0,
+        "ignore_eos": True,
+    }
 
 
 def _children() -> dict[int, str]:
@@ -116,4 +141,5 @@ def _children() -> dict[int, str]:
 
 
 if __name__ == "__main__":
-    serve(lambda: Octavo(sys.argv[1]), {name: version(name) for name in ("octavo", "grpcio", "torch")})
+    streamed = "--streamed" in sys.argv
+    serve(lambda: Octavo(sys.argv[1], streamed=streamed), {name: version(name) for name in ("octavo", "grpcio", "torch")})

@@ -16,7 +16,7 @@ import grpc.aio
 from clients import admin_client, generation_client, health_client, tokenizer_client
 from clients.channel import OPTIONS, begin
 from clients.errors import OctavoError
-from clients.request import RequestKeywords, ScoreKeywords, make_request
+from clients.request import RequestKeywords, ScoreKeywords, make_request, whole
 from clients.results import Completion, Delta, ModelInfo, ScoredPrompt, TokenLogprob, Tokens, Usage, join
 from clients.stats import Stats
 from clients.status_client import octavo_error
@@ -125,7 +125,7 @@ class AsyncClient:
         self, prompt: str | None = None, *, timeout: float | None = None, **keywords: Unpack[RequestKeywords]
     ) -> Completion:
         """The whole answer at once, with a choice per sequence; otherwise like `generate`."""
-        stream = self.generate(prompt, timeout=timeout, **keywords)
+        stream = self.generate(prompt, timeout=timeout, **whole(keywords))
         async with stream:
             deltas = [delta async for delta in stream]
             return join(stream.request_id, deltas, stream.usage, stream.prompt_token_ids, stream.prompt_logprobs)

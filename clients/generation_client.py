@@ -37,6 +37,7 @@ _PLAIN_FIELDS: Final = (
     "model",
     "tool_call_parser",
     "reasoning_parser",
+    "stream_interval",
 )
 # A oneof of the message, which would keep the last of several.
 _STRUCTURED_OUTPUT: Final = tuple(

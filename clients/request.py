@@ -8,9 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
-from typing import Any, NotRequired, TypedDict
+from typing import Any, Final, NotRequired, TypedDict
 
 from clients.results import ToolCall
+
+
+WHOLE_ANSWER: Final = 256
+"""Tokens per message where nobody reads before the end: few messages, and yet one now and then, so that no proxy takes
+the stream for idle."""
 
 
 class Message(TypedDict):
@@ -123,6 +128,8 @@ class RequestKeywords(SamplingKeywords, ChatKeywords, total=False):
     priority: lower goes first.
     cache_salt: requests share cached prompt blocks only with requests of the same salt.
     model: the served name; if given, another model is refused.
+    stream_interval: new tokens of a sequence that a message waits for, but for the first and the last; None is 1 for
+      `generate` and WHOLE_ANSWER for `complete`.
     """
 
     messages: Sequence[Message] | None
@@ -135,6 +142,7 @@ class RequestKeywords(SamplingKeywords, ChatKeywords, total=False):
     model: str
     tool_call_parser: str | None
     reasoning_parser: str | None
+    stream_interval: int | None
 
 
 class ScoreKeywords(TypedDict, total=False):
@@ -187,9 +195,15 @@ class Request(Prompt):
     model: str = ""
     tool_call_parser: str | None = None
     reasoning_parser: str | None = None
+    stream_interval: int | None = None
 
 
 _SAMPLING_FIELDS = frozenset(each.name for each in fields(SamplingParams))
+
+
+def whole(keywords: RequestKeywords) -> RequestKeywords:
+    """The keywords of a request whose answer is read at its end."""
+    return keywords if keywords.get("stream_interval") is not None else {**keywords, "stream_interval": WHOLE_ANSWER}
 
 
 def make_request(prompt: str | None, keywords: RequestKeywords) -> Request:

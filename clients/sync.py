@@ -11,7 +11,7 @@ import grpc
 
 from clients import admin_client, generation_client, health_client, tokenizer_client
 from clients.channel import OPTIONS, begin
-from clients.request import RequestKeywords, ScoreKeywords, make_request
+from clients.request import RequestKeywords, ScoreKeywords, make_request, whole
 from clients.results import Completion, Delta, ModelInfo, ScoredPrompt, TokenLogprob, Tokens, Usage, join
 from clients.stats import Stats
 from clients.status_client import octavo_error
@@ -100,7 +100,7 @@ class Client:
         self, prompt: str | None = None, *, timeout: float | None = None, **keywords: Unpack[RequestKeywords]
     ) -> Completion:
         """The whole answer at once, with a choice per sequence; otherwise like `generate`."""
-        with self.generate(prompt, timeout=timeout, **keywords) as stream:
+        with self.generate(prompt, timeout=timeout, **whole(keywords)) as stream:
             deltas = list(stream)
             return join(stream.request_id, deltas, stream.usage, stream.prompt_token_ids, stream.prompt_logprobs)
 

@@ -258,6 +258,7 @@ class Frontend:
             metrics=self._metrics,
             turns=self._turns,
             echo=validated.echo,
+            interval=validated.stream_interval,
         )
 
     def check_model(self, name: str) -> None:

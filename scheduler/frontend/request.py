@@ -103,4 +103,5 @@ class GenerateInput:
     model: str = ""
     tool_call_parser: str | None = None
     reasoning_parser: str | None = None
+    stream_interval: int = 1
     unknown_fields: tuple[str, ...] = ()

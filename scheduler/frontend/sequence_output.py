@@ -95,6 +95,12 @@ class SequenceOutput:
         """Whether a delta would say anything."""
         return bool(self._token_ids) or self._broken_off or (self.end is not None and not self._end_taken)
 
+    def is_due(self, interval: int) -> bool:
+        """Whether there is enough for a delta where one waits for so many tokens, unless it is the first or the last."""
+        unread = len(self._token_ids)
+        begins = 0 < unread == self.num_tokens
+        return begins or unread >= interval or self._broken_off or (self.end is not None and not self._end_taken)
+
     @property
     def num_unread(self) -> int:
         """Tokens that came and were not taken."""

@@ -21,7 +21,7 @@ from scheduler.metrics.request_metrics import RequestMetrics
 _GOOD_ENDS: Final = (EndReason.STOP, EndReason.LENGTH)
 # What waits for a slow reader comes in pieces that gRPC's clients take, 4 MiB by default: a token with twenty log
 # probabilities has about 300 bytes.
-_MAX_PIECE_TOKENS: Final = 2048
+MAX_PIECE_TOKENS: Final = 2048
 _MAX_SCORES_PER_PIECE: Final = 1024
 
 
@@ -55,7 +55,8 @@ class Stream:
 
     prompt_field: the request's field that the prompt came in. outputs: of the request's sequences by their index.
     arrival_ns: when the request came, on the engine's clock. metrics: where the request is counted. turns: says when
-    the reader may take a piece. echo: give the prompt's ids in the first piece.
+    the reader may take a piece. echo: give the prompt's ids in the first piece. interval: tokens of a sequence that a
+    piece waits for, but for the first and the last.
     """
 
     def __init__(
@@ -68,6 +69,7 @@ class Stream:
         metrics: RequestMetrics,
         turns: Turns,
         echo: bool = False,
+        interval: int = 1,
     ) -> None:
         self.request_id = request_id
         self.prompt_field = prompt_field
@@ -78,7 +80,8 @@ class Stream:
         self._num_open = len(outputs)
         self._metrics = metrics
         self._turns = turns
-        self._max_delta = max(1, _MAX_PIECE_TOKENS // len(outputs))
+        self._max_delta = max(1, MAX_PIECE_TOKENS // len(outputs))
+        self._interval = min(interval, self._max_delta)
         self._num_scored = 0
         self._prompt_logprobs: deque[TokenLogprob] = deque()
         self._error: RequestError | None = None
@@ -96,8 +99,8 @@ class Stream:
 
     @property
     def num_unread(self) -> int:
-        """Tokens of all sequences that the reader has not taken."""
-        return sum(output.num_unread for output in self._outputs)
+        """Tokens of all sequences that the reader could have taken and has not."""
+        return sum(output.num_unread for output in self._outputs) if self._is_due() else 0
 
     @property
     def is_over(self) -> bool:
@@ -139,9 +142,10 @@ class Stream:
         output = self._outputs[index]
         before_ns.append(output.last_token_ns)
         output.last_token_ns = now_ns
-        if self._waiter is not None:
+        stopped = output.push_token(token_id)
+        if self._waiter is not None and output.is_due(self._interval):
             self._wake()
-        return output.push_token(token_id)
+        return stopped
 
     def push_logprob(self, index: int, token_id: int, logprob: float, top: tuple[tuple[int, float], ...]) -> None:
         """Belongs to the token of this sequence that was pushed last; dropped if the caller did not ask."""
@@ -178,7 +182,7 @@ class Stream:
     async def __anext__(self) -> Piece:
         while not self._exhausted:
             self._waiter = waiter = asyncio.get_running_loop().create_future()
-            if self._error is not None or self._prompt_logprobs or self._with_news():
+            if self._error is not None or self._prompt_logprobs or self._is_due():
                 self._wake()
             await waiter
             scores = self._take_scores() if self._prompt_logprobs else ()
@@ -197,6 +201,9 @@ class Stream:
                 self._exhausted = True
                 raise self._error
         raise StopAsyncIteration
+
+    def _is_due(self) -> bool:
+        return any(output.is_due(self._interval) for output in self._outputs)
 
     def _with_news(self) -> list[SequenceOutput]:
         return [output for output in self._outputs if output.has_news]

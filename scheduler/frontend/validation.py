@@ -23,6 +23,7 @@ from scheduler.frontend.sampling_validation import (
     resolve,
     sampling_violation,
 )
+from scheduler.frontend.stream import MAX_PIECE_TOKENS
 from scheduler.frontend.structured_output import NO_GRAMMAR, CheckedGrammar
 
 _MAX_NAME_BYTES: Final = 256
@@ -48,6 +49,7 @@ class ValidatedRequest:
     stop: tuple[str, ...]
     include_stop_in_output: bool
     min_tokens: int
+    stream_interval: int
 
 
 def validate(
@@ -105,6 +107,7 @@ def validate(
         stop=sampling.stop,
         include_stop_in_output=sampling.include_stop_in_output is True,
         min_tokens=sampling.min_tokens or 0,
+        stream_interval=request.stream_interval,
     )
 
 
@@ -115,6 +118,9 @@ def _check_fields(request: GenerateInput) -> Iterator[Violation]:
         size = len(getattr(request, name).encode())
         if size > _MAX_NAME_BYTES:
             yield Violation(field=name, description=f"has {size} bytes, must have at most {_MAX_NAME_BYTES}")
+    if not 1 <= request.stream_interval <= MAX_PIECE_TOKENS:
+        limit = f"is {request.stream_interval}, must be in [1, {MAX_PIECE_TOKENS}]"
+        yield Violation(field="stream_interval", description=limit)
 
 
 def check_prompt(prompt: EncodedPrompt, max_tokens: int | None, model: ModelInfo) -> Iterator[Violation]:

@@ -58,6 +58,7 @@ def to_input(request: generation_pb2.GenerateRequest, request_id: str) -> Genera
         model=request.model,
         tool_call_parser=request.tool_call_parser if request.HasField("tool_call_parser") else None,
         reasoning_parser=request.reasoning_parser if request.HasField("reasoning_parser") else None,
+        stream_interval=request.stream_interval if request.HasField("stream_interval") else 1,
         unknown_fields=tuple(itertools.islice(_unknown_fields(request, ""), _MAX_UNKNOWN_FIELDS)),
     )
 

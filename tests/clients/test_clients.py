@@ -168,6 +168,26 @@ def test_a_chat_with_tools_arrives_and_its_calls_come_back(peer: Peer, target: s
     assert not again.HasField("tool_call_parser")
 
 
+def test_a_whole_answer_comes_in_few_messages_and_a_stream_as_its_caller_says(peer: Peer, target: str) -> None:
+    async def asynchronous() -> None:
+        async with AsyncClient(target) as client:
+            await client.complete("P")
+            await client.complete("P", stream_interval=3)
+
+    async def script(request: Any, context: Any) -> AsyncIterator[generation_pb2.GenerateResponse]:
+        yield last_response()
+
+    peer.script = script
+    with Client(target) as client:
+        client.complete("P")
+        client.complete("P", stream_interval=3)
+        list(client.generate("P", stream_interval=3))
+        list(client.generate("P"))
+    asyncio.run(asynchronous())
+    asked = [each.stream_interval if each.HasField("stream_interval") else None for each in peer.requests]
+    assert asked == [256, 3, 3, None, 256, 3]
+
+
 def test_an_echo_brings_the_prompts_ids(peer: Peer, target: str) -> None:
     async def echo(request: Any, context: Any) -> AsyncIterator[generation_pb2.GenerateResponse]:
         first = response("hey", (3,))

@@ -50,6 +50,7 @@ _USUAL: Final[dict[str, Callable[[random.Random], Any]]] = {
     "grammar": lambda dice: dice.choice(['start: "a" start | "b"', 'root ::= "a" | "b" root']),
     "tool_call_parser": lambda dice: dice.choice(["hermes", "llama3_json", "mistral", "none"]),
     "reasoning_parser": lambda dice: dice.choice(["think", "none"]),
+    "stream_interval": lambda dice: dice.choice([1, 2, 5, 2048]),
     "role": lambda dice: dice.choice(["system", "user", "assistant", "tool"]),
     "content": lambda dice: "".join(dice.choices("ab é🦊{", k=dice.randint(0, 6))),
     "ids": lambda dice: dice.choices(range(VOCAB_SIZE), k=dice.randint(1, 20)),

@@ -104,6 +104,68 @@ def test_a_reader_is_woken_once_per_step_and_a_slow_one_gets_one_bigger_delta(
     run(test())
 
 
+@pytest.mark.parametrize("stops", [(), ("never",)])
+def test_a_stream_interval_holds_all_but_the_first_token_and_the_end(
+    engine: EngineScript, frontend: Frontend, stops: tuple[str, ...]
+) -> None:
+    async def test() -> None:
+        sampling = SamplingInput(n=2, stop=stops)
+        async with frontend.open(request(stream_interval=4, sampling=sampling)) as stream:
+            one, two = (spec.sequence_id for spec in engine.added)
+            arrived: list[list[tuple[int, str]]] = []
+
+            async def read() -> None:
+                async for piece in stream:
+                    arrived.append([(delta.index, delta.text) for delta in piece.deltas])
+
+            async def news() -> list[list[tuple[int, str]]]:
+                await turns(20)
+                pieces = arrived[:]
+                arrived.clear()
+                return pieces
+
+            reader = asyncio.create_task(read())
+            engine.tokens(one, b"a")
+            assert await news() == [[(0, "a")]]
+            engine.tokens(one, b"bcd")
+            assert await news() == []
+            assert frontend.metrics().unread_tokens == 0  # nobody is slow
+            engine.tokens(two, b"A")  # the first of this one, and the other's share a message
+            assert await news() == [[(0, "bcd"), (1, "A")]]
+            engine.tokens(one, b"ef")
+            engine.tokens(two, b"BC")
+            assert await news() == []
+            engine.tokens(one, b"gh")
+            assert await news() == [[(0, "efgh"), (1, "BC")]]
+            engine.tokens(two, b"D")
+            engine.end(one, EndReason.LENGTH, last=ord("i"), count=9)
+            assert await news() == [[(0, "i"), (1, "D")]]
+            engine.tokens(two, b"E")
+            engine.end(two, EndReason.LENGTH, count=5)
+            await reader
+            assert await news() == [[(1, "E")]]
+
+    run(test())
+
+
+def test_what_a_stream_interval_holds_comes_before_the_error(engine: EngineScript, frontend: Frontend) -> None:
+    async def test() -> None:
+        async with frontend.open(request(stream_interval=2048)) as stream:
+            sequence_id = engine.added[0].sequence_id
+            engine.tokens(sequence_id, b"a")
+            assert (await take(stream)).text == "a"
+            engine.tokens(sequence_id, b"bc")
+            late = asyncio.create_task(take(stream))
+            await turns(20)
+            assert not late.done()
+            engine.end(sequence_id, EndReason.DEADLINE)
+            assert (await late).text == "bc"
+            with pytest.raises(SequenceEndedError):
+                await take(stream)
+
+    run(test())
+
+
 def test_each_stream_gets_its_own_part_of_an_update(engine: EngineScript, frontend: Frontend) -> None:
     async def test() -> None:
         wanted = SamplingInput(logprobs=1)

@@ -321,6 +321,14 @@ def test_parsers_are_known_by_name(field: str, choices: str, model: ModelInfo) -
         assert check(model, fields={"request_id": "r", field: choice})
 
 
+@pytest.mark.parametrize("interval", [0, 2049])
+def test_a_stream_interval_is_a_number_of_tokens_that_a_message_holds(interval: int, model: ModelInfo) -> None:
+    found = violations(model, fields={"request_id": "r", "stream_interval": interval})
+    assert found == {"stream_interval": f"is {interval}, must be in [1, 2048]"}
+    for good in (1, 2048):
+        assert check(model, fields={"request_id": "r", "stream_interval": good}).stream_interval == good
+
+
 def test_all_violations_are_reported_together(model: ModelInfo) -> None:
     sampling = SamplingInput(temperature=3.0, top_p=0.0, bad_words=("",), n=0)
     fields = {"request_id": "r", "tenant": "t" * 257, "sampling": sampling, "unknown_fields": ("#99",)}

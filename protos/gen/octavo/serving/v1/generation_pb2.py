@@ -25,45 +25,45 @@ _sym_db = _symbol_database.Default()
 from octavo.serving.v1 import sampling_pb2 as octavo_dot_serving_dot_v1_dot_sampling__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\"octavo/serving/v1/generation.proto\x12\x11octavo.serving.v1\x1a octavo/serving/v1/sampling.proto\"\x9b\x03\n\x0fGenerateRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x0e\n\x04text\x18\x02 \x01(\tH\x00\x12-\n\x04\x63hat\x18\x03 \x01(\x0b\x32\x1d.octavo.serving.v1.ChatPromptH\x00\x12\x30\n\ttoken_ids\x18\x04 \x01(\x0b\x32\x1b.octavo.serving.v1.TokenIdsH\x00\x12:\n\x0fsampling_params\x18\x05 \x01(\x0b\x32!.octavo.serving.v1.SamplingParams\x12\x0e\n\x06tenant\x18\x06 \x01(\t\x12\x15\n\x08priority\x18\x07 \x01(\x05H\x01\x88\x01\x01\x12\x12\n\ncache_salt\x18\x08 \x01(\t\x12\r\n\x05model\x18\t \x01(\t\x12\x1d\n\x10tool_call_parser\x18\x14 \x01(\tH\x02\x88\x01\x01\x12\x1d\n\x10reasoning_parser\x18\x15 \x01(\tH\x03\x88\x01\x01\x42\x08\n\x06promptB\x0b\n\t_priorityB\x13\n\x11_tool_call_parserB\x13\n\x11_reasoning_parser\"\xe4\x01\n\nChatPrompt\x12\x30\n\x08messages\x18\x01 \x03(\x0b\x32\x1e.octavo.serving.v1.ChatMessage\x12\"\n\x15\x61\x64\x64_generation_prompt\x18\x02 \x01(\x08H\x00\x88\x01\x01\x12#\n\x16\x63ontinue_final_message\x18\x03 \x01(\x08H\x01\x88\x01\x01\x12\r\n\x05tools\x18\x04 \x03(\t\x12\x17\n\x0ftemplate_kwargs\x18\x05 \x01(\tB\x18\n\x16_add_generation_promptB\x19\n\x17_continue_final_message\"\x94\x01\n\x0b\x43hatMessage\x12\x0c\n\x04role\x18\x01 \x01(\t\x12\x0f\n\x07\x63ontent\x18\x02 \x01(\t\x12/\n\ntool_calls\x18\x03 \x03(\x0b\x32\x1b.octavo.serving.v1.ToolCall\x12\x14\n\x0ctool_call_id\x18\x04 \x01(\t\x12\x0c\n\x04name\x18\x05 \x01(\t\x12\x11\n\treasoning\x18\x06 \x01(\t\"7\n\x08ToolCall\x12\n\n\x02id\x18\x01 \x01(\t\x12\x0c\n\x04name\x18\x02 \x01(\t\x12\x11\n\targuments\x18\x03 \x01(\t\"\x17\n\x08TokenIds\x12\x0b\n\x03ids\x18\x01 \x03(\r\"\xd5\x01\n\x10GenerateResponse\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x30\n\x06\x64\x65ltas\x18\x02 \x03(\x0b\x32 .octavo.serving.v1.SequenceDelta\x12\'\n\x05usage\x18\x03 \x01(\x0b\x32\x18.octavo.serving.v1.Usage\x12\x38\n\x0fprompt_logprobs\x18\x04 \x03(\x0b\x32\x1f.octavo.serving.v1.TokenLogprob\x12\x18\n\x10prompt_token_ids\x18\x06 \x03(\r\"\xcb\x02\n\rSequenceDelta\x12\r\n\x05index\x18\x01 \x01(\r\x12\x0c\n\x04text\x18\x02 \x01(\t\x12\x11\n\ttoken_ids\x18\x03 \x03(\r\x12\x31\n\x08logprobs\x18\x04 \x03(\x0b\x32\x1f.octavo.serving.v1.TokenLogprob\x12\x36\n\rfinish_reason\x18\x05 \x01(\x0e\x32\x1f.octavo.serving.v1.FinishReason\x12\x1a\n\rstop_token_id\x18\x06 \x01(\rH\x00\x88\x01\x01\x12\x18\n\x0bstop_string\x18\x07 \x01(\tH\x01\x88\x01\x01\x12\x11\n\treasoning\x18\x08 \x01(\t\x12\x34\n\ntool_calls\x18\t \x03(\x0b\x32 .octavo.serving.v1.ToolCallDeltaB\x10\n\x0e_stop_token_idB\x0e\n\x0c_stop_string\"K\n\rToolCallDelta\x12\r\n\x05index\x18\x01 \x01(\r\x12\n\n\x02id\x18\x02 \x01(\t\x12\x0c\n\x04name\x18\x03 \x01(\t\x12\x11\n\targuments\x18\x04 \x01(\t\"\x80\x01\n\x0cTokenLogprob\x12\x10\n\x08token_id\x18\x01 \x01(\r\x12\x0f\n\x07logprob\x18\x02 \x01(\x02\x12*\n\x03top\x18\x03 \x03(\x0b\x32\x1d.octavo.serving.v1.TopLogprob\x12\x0c\n\x04text\x18\x04 \x01(\t\x12\x13\n\x0btoken_bytes\x18\x05 \x01(\x0c\"R\n\nTopLogprob\x12\x10\n\x08token_id\x18\x01 \x01(\r\x12\x0f\n\x07logprob\x18\x02 \x01(\x02\x12\x0c\n\x04text\x18\x03 \x01(\t\x12\x13\n\x0btoken_bytes\x18\x04 \x01(\x0c\"\xfc\x01\n\x12ScorePromptRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x0e\n\x04text\x18\x02 \x01(\tH\x00\x12-\n\x04\x63hat\x18\x03 \x01(\x0b\x32\x1d.octavo.serving.v1.ChatPromptH\x00\x12\x30\n\ttoken_ids\x18\x04 \x01(\x0b\x32\x1b.octavo.serving.v1.TokenIdsH\x00\x12\x14\n\x0ctop_logprobs\x18\x05 \x01(\r\x12\x0e\n\x06tenant\x18\x06 \x01(\t\x12\x15\n\x08priority\x18\x07 \x01(\x05H\x01\x88\x01\x01\x12\r\n\x05model\x18\x08 \x01(\tB\x08\n\x06promptB\x0b\n\t_priority\"o\n\x13ScorePromptResponse\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x11\n\ttoken_ids\x18\x02 \x03(\r\x12\x31\n\x08logprobs\x18\x03 \x03(\x0b\x32\x1f.octavo.serving.v1.TokenLogprob\"\x98\x01\n\x05Usage\x12\x15\n\rprompt_tokens\x18\x01 \x01(\r\x12\x15\n\rcached_tokens\x18\x02 \x01(\r\x12\x19\n\x11\x63ompletion_tokens\x18\x03 \x01(\r\x12\x15\n\rqueue_seconds\x18\x04 \x01(\x01\x12\x17\n\x0fprefill_seconds\x18\x05 \x01(\x01\x12\x16\n\x0e\x64\x65\x63ode_seconds\x18\x06 \x01(\x01\"\x15\n\x13GetModelInfoRequest\"\xfb\x01\n\x14GetModelInfoResponse\x12\x19\n\x11served_model_name\x18\x01 \x01(\t\x12\x14\n\x0c\x61rchitecture\x18\x02 \x01(\t\x12\r\n\x05\x64type\x18\x03 \x01(\t\x12\x15\n\rmax_model_len\x18\x04 \x01(\r\x12\x14\n\x0clogits_width\x18\x05 \x01(\r\x12\x12\n\nblock_size\x18\x06 \x01(\r\x12\x15\n\reos_token_ids\x18\x07 \x03(\r\x12\x19\n\x11has_chat_template\x18\x08 \x01(\x08\x12\x18\n\x10tokenizer_digest\x18\t \x01(\x0c\x12\x16\n\x0eweights_digest\x18\n \x01(\x0c*_\n\x0c\x46inishReason\x12\x1d\n\x19\x46INISH_REASON_UNSPECIFIED\x10\x00\x12\x16\n\x12\x46INISH_REASON_STOP\x10\x01\x12\x18\n\x14\x46INISH_REASON_LENGTH\x10\x02\x32\xa9\x02\n\x11GenerationService\x12U\n\x08Generate\x12\".octavo.serving.v1.GenerateRequest\x1a#.octavo.serving.v1.GenerateResponse0\x01\x12\\\n\x0bScorePrompt\x12%.octavo.serving.v1.ScorePromptRequest\x1a&.octavo.serving.v1.ScorePromptResponse\x12_\n\x0cGetModelInfo\x12&.octavo.serving.v1.GetModelInfoRequest\x1a\'.octavo.serving.v1.GetModelInfoResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\"octavo/serving/v1/generation.proto\x12\x11octavo.serving.v1\x1a octavo/serving/v1/sampling.proto\"\xcd\x03\n\x0fGenerateRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x0e\n\x04text\x18\x02 \x01(\tH\x00\x12-\n\x04\x63hat\x18\x03 \x01(\x0b\x32\x1d.octavo.serving.v1.ChatPromptH\x00\x12\x30\n\ttoken_ids\x18\x04 \x01(\x0b\x32\x1b.octavo.serving.v1.TokenIdsH\x00\x12:\n\x0fsampling_params\x18\x05 \x01(\x0b\x32!.octavo.serving.v1.SamplingParams\x12\x0e\n\x06tenant\x18\x06 \x01(\t\x12\x15\n\x08priority\x18\x07 \x01(\x05H\x01\x88\x01\x01\x12\x12\n\ncache_salt\x18\x08 \x01(\t\x12\r\n\x05model\x18\t \x01(\t\x12\x1d\n\x10tool_call_parser\x18\x14 \x01(\tH\x02\x88\x01\x01\x12\x1d\n\x10reasoning_parser\x18\x15 \x01(\tH\x03\x88\x01\x01\x12\x1c\n\x0fstream_interval\x18\x16 \x01(\rH\x04\x88\x01\x01\x42\x08\n\x06promptB\x0b\n\t_priorityB\x13\n\x11_tool_call_parserB\x13\n\x11_reasoning_parserB\x12\n\x10_stream_interval\"\xe4\x01\n\nChatPrompt\x12\x30\n\x08messages\x18\x01 \x03(\x0b\x32\x1e.octavo.serving.v1.ChatMessage\x12\"\n\x15\x61\x64\x64_generation_prompt\x18\x02 \x01(\x08H\x00\x88\x01\x01\x12#\n\x16\x63ontinue_final_message\x18\x03 \x01(\x08H\x01\x88\x01\x01\x12\r\n\x05tools\x18\x04 \x03(\t\x12\x17\n\x0ftemplate_kwargs\x18\x05 \x01(\tB\x18\n\x16_add_generation_promptB\x19\n\x17_continue_final_message\"\x94\x01\n\x0b\x43hatMessage\x12\x0c\n\x04role\x18\x01 \x01(\t\x12\x0f\n\x07\x63ontent\x18\x02 \x01(\t\x12/\n\ntool_calls\x18\x03 \x03(\x0b\x32\x1b.octavo.serving.v1.ToolCall\x12\x14\n\x0ctool_call_id\x18\x04 \x01(\t\x12\x0c\n\x04name\x18\x05 \x01(\t\x12\x11\n\treasoning\x18\x06 \x01(\t\"7\n\x08ToolCall\x12\n\n\x02id\x18\x01 \x01(\t\x12\x0c\n\x04name\x18\x02 \x01(\t\x12\x11\n\targuments\x18\x03 \x01(\t\"\x17\n\x08TokenIds\x12\x0b\n\x03ids\x18\x01 \x03(\r\"\xd5\x01\n\x10GenerateResponse\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x30\n\x06\x64\x65ltas\x18\x02 \x03(\x0b\x32 .octavo.serving.v1.SequenceDelta\x12\'\n\x05usage\x18\x03 \x01(\x0b\x32\x18.octavo.serving.v1.Usage\x12\x38\n\x0fprompt_logprobs\x18\x04 \x03(\x0b\x32\x1f.octavo.serving.v1.TokenLogprob\x12\x18\n\x10prompt_token_ids\x18\x06 \x03(\r\"\xcb\x02\n\rSequenceDelta\x12\r\n\x05index\x18\x01 \x01(\r\x12\x0c\n\x04text\x18\x02 \x01(\t\x12\x11\n\ttoken_ids\x18\x03 \x03(\r\x12\x31\n\x08logprobs\x18\x04 \x03(\x0b\x32\x1f.octavo.serving.v1.TokenLogprob\x12\x36\n\rfinish_reason\x18\x05 \x01(\x0e\x32\x1f.octavo.serving.v1.FinishReason\x12\x1a\n\rstop_token_id\x18\x06 \x01(\rH\x00\x88\x01\x01\x12\x18\n\x0bstop_string\x18\x07 \x01(\tH\x01\x88\x01\x01\x12\x11\n\treasoning\x18\x08 \x01(\t\x12\x34\n\ntool_calls\x18\t \x03(\x0b\x32 .octavo.serving.v1.ToolCallDeltaB\x10\n\x0e_stop_token_idB\x0e\n\x0c_stop_string\"K\n\rToolCallDelta\x12\r\n\x05index\x18\x01 \x01(\r\x12\n\n\x02id\x18\x02 \x01(\t\x12\x0c\n\x04name\x18\x03 \x01(\t\x12\x11\n\targuments\x18\x04 \x01(\t\"\x80\x01\n\x0cTokenLogprob\x12\x10\n\x08token_id\x18\x01 \x01(\r\x12\x0f\n\x07logprob\x18\x02 \x01(\x02\x12*\n\x03top\x18\x03 \x03(\x0b\x32\x1d.octavo.serving.v1.TopLogprob\x12\x0c\n\x04text\x18\x04 \x01(\t\x12\x13\n\x0btoken_bytes\x18\x05 \x01(\x0c\"R\n\nTopLogprob\x12\x10\n\x08token_id\x18\x01 \x01(\r\x12\x0f\n\x07logprob\x18\x02 \x01(\x02\x12\x0c\n\x04text\x18\x03 \x01(\t\x12\x13\n\x0btoken_bytes\x18\x04 \x01(\x0c\"\xfc\x01\n\x12ScorePromptRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x0e\n\x04text\x18\x02 \x01(\tH\x00\x12-\n\x04\x63hat\x18\x03 \x01(\x0b\x32\x1d.octavo.serving.v1.ChatPromptH\x00\x12\x30\n\ttoken_ids\x18\x04 \x01(\x0b\x32\x1b.octavo.serving.v1.TokenIdsH\x00\x12\x14\n\x0ctop_logprobs\x18\x05 \x01(\r\x12\x0e\n\x06tenant\x18\x06 \x01(\t\x12\x15\n\x08priority\x18\x07 \x01(\x05H\x01\x88\x01\x01\x12\r\n\x05model\x18\x08 \x01(\tB\x08\n\x06promptB\x0b\n\t_priority\"o\n\x13ScorePromptResponse\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x11\n\ttoken_ids\x18\x02 \x03(\r\x12\x31\n\x08logprobs\x18\x03 \x03(\x0b\x32\x1f.octavo.serving.v1.TokenLogprob\"\x98\x01\n\x05Usage\x12\x15\n\rprompt_tokens\x18\x01 \x01(\r\x12\x15\n\rcached_tokens\x18\x02 \x01(\r\x12\x19\n\x11\x63ompletion_tokens\x18\x03 \x01(\r\x12\x15\n\rqueue_seconds\x18\x04 \x01(\x01\x12\x17\n\x0fprefill_seconds\x18\x05 \x01(\x01\x12\x16\n\x0e\x64\x65\x63ode_seconds\x18\x06 \x01(\x01\"\x15\n\x13GetModelInfoRequest\"\xfb\x01\n\x14GetModelInfoResponse\x12\x19\n\x11served_model_name\x18\x01 \x01(\t\x12\x14\n\x0c\x61rchitecture\x18\x02 \x01(\t\x12\r\n\x05\x64type\x18\x03 \x01(\t\x12\x15\n\rmax_model_len\x18\x04 \x01(\r\x12\x14\n\x0clogits_width\x18\x05 \x01(\r\x12\x12\n\nblock_size\x18\x06 \x01(\r\x12\x15\n\reos_token_ids\x18\x07 \x03(\r\x12\x19\n\x11has_chat_template\x18\x08 \x01(\x08\x12\x18\n\x10tokenizer_digest\x18\t \x01(\x0c\x12\x16\n\x0eweights_digest\x18\n \x01(\x0c*_\n\x0c\x46inishReason\x12\x1d\n\x19\x46INISH_REASON_UNSPECIFIED\x10\x00\x12\x16\n\x12\x46INISH_REASON_STOP\x10\x01\x12\x18\n\x14\x46INISH_REASON_LENGTH\x10\x02\x32\xa9\x02\n\x11GenerationService\x12U\n\x08Generate\x12\".octavo.serving.v1.GenerateRequest\x1a#.octavo.serving.v1.GenerateResponse0\x01\x12\\\n\x0bScorePrompt\x12%.octavo.serving.v1.ScorePromptRequest\x1a&.octavo.serving.v1.ScorePromptResponse\x12_\n\x0cGetModelInfo\x12&.octavo.serving.v1.GetModelInfoRequest\x1a\'.octavo.serving.v1.GetModelInfoResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'octavo.serving.v1.generation_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_FINISHREASON']._serialized_start=2611
-  _globals['_FINISHREASON']._serialized_end=2706
+  _globals['_FINISHREASON']._serialized_start=2661
+  _globals['_FINISHREASON']._serialized_end=2756
   _globals['_GENERATEREQUEST']._serialized_start=92
-  _globals['_GENERATEREQUEST']._serialized_end=503
-  _globals['_CHATPROMPT']._serialized_start=506
-  _globals['_CHATPROMPT']._serialized_end=734
-  _globals['_CHATMESSAGE']._serialized_start=737
-  _globals['_CHATMESSAGE']._serialized_end=885
-  _globals['_TOOLCALL']._serialized_start=887
-  _globals['_TOOLCALL']._serialized_end=942
-  _globals['_TOKENIDS']._serialized_start=944
-  _globals['_TOKENIDS']._serialized_end=967
-  _globals['_GENERATERESPONSE']._serialized_start=970
-  _globals['_GENERATERESPONSE']._serialized_end=1183
-  _globals['_SEQUENCEDELTA']._serialized_start=1186
-  _globals['_SEQUENCEDELTA']._serialized_end=1517
-  _globals['_TOOLCALLDELTA']._serialized_start=1519
-  _globals['_TOOLCALLDELTA']._serialized_end=1594
-  _globals['_TOKENLOGPROB']._serialized_start=1597
-  _globals['_TOKENLOGPROB']._serialized_end=1725
-  _globals['_TOPLOGPROB']._serialized_start=1727
-  _globals['_TOPLOGPROB']._serialized_end=1809
-  _globals['_SCOREPROMPTREQUEST']._serialized_start=1812
-  _globals['_SCOREPROMPTREQUEST']._serialized_end=2064
-  _globals['_SCOREPROMPTRESPONSE']._serialized_start=2066
-  _globals['_SCOREPROMPTRESPONSE']._serialized_end=2177
-  _globals['_USAGE']._serialized_start=2180
-  _globals['_USAGE']._serialized_end=2332
-  _globals['_GETMODELINFOREQUEST']._serialized_start=2334
-  _globals['_GETMODELINFOREQUEST']._serialized_end=2355
-  _globals['_GETMODELINFORESPONSE']._serialized_start=2358
-  _globals['_GETMODELINFORESPONSE']._serialized_end=2609
-  _globals['_GENERATIONSERVICE']._serialized_start=2709
-  _globals['_GENERATIONSERVICE']._serialized_end=3006
+  _globals['_GENERATEREQUEST']._serialized_end=553
+  _globals['_CHATPROMPT']._serialized_start=556
+  _globals['_CHATPROMPT']._serialized_end=784
+  _globals['_CHATMESSAGE']._serialized_start=787
+  _globals['_CHATMESSAGE']._serialized_end=935
+  _globals['_TOOLCALL']._serialized_start=937
+  _globals['_TOOLCALL']._serialized_end=992
+  _globals['_TOKENIDS']._serialized_start=994
+  _globals['_TOKENIDS']._serialized_end=1017
+  _globals['_GENERATERESPONSE']._serialized_start=1020
+  _globals['_GENERATERESPONSE']._serialized_end=1233
+  _globals['_SEQUENCEDELTA']._serialized_start=1236
+  _globals['_SEQUENCEDELTA']._serialized_end=1567
+  _globals['_TOOLCALLDELTA']._serialized_start=1569
+  _globals['_TOOLCALLDELTA']._serialized_end=1644
+  _globals['_TOKENLOGPROB']._serialized_start=1647
+  _globals['_TOKENLOGPROB']._serialized_end=1775
+  _globals['_TOPLOGPROB']._serialized_start=1777
+  _globals['_TOPLOGPROB']._serialized_end=1859
+  _globals['_SCOREPROMPTREQUEST']._serialized_start=1862
+  _globals['_SCOREPROMPTREQUEST']._serialized_end=2114
+  _globals['_SCOREPROMPTRESPONSE']._serialized_start=2116
+  _globals['_SCOREPROMPTRESPONSE']._serialized_end=2227
+  _globals['_USAGE']._serialized_start=2230
+  _globals['_USAGE']._serialized_end=2382
+  _globals['_GETMODELINFOREQUEST']._serialized_start=2384
+  _globals['_GETMODELINFOREQUEST']._serialized_end=2405
+  _globals['_GETMODELINFORESPONSE']._serialized_start=2408
+  _globals['_GETMODELINFORESPONSE']._serialized_end=2659
+  _globals['_GENERATIONSERVICE']._serialized_start=2759
+  _globals['_GENERATIONSERVICE']._serialized_end=3056
 # @@protoc_insertion_point(module_scope)
