@@ -209,8 +209,9 @@ private:
     // `count` elements of x, those of a group at most -> integers and their scale.
     static void quantize(const float* x, std::int64_t count, float limit, X* out) {
         constexpr int kSize = 2 * kGroup;
-        alignas(32) float padded[kSize] = {};
+        alignas(32) float padded[kSize];  // cleared where it is used: that takes longer than all the rest
         if (count < kSize) {
+            std::memset(padded, 0, sizeof(padded));
             std::memcpy(padded, x, static_cast<std::size_t>(count) * sizeof(float));
             x = padded;
         }
