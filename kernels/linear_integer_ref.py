@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-GROUP = 128
+GROUP = 192
 """Neighbours in K that share a scale of x."""
 
 
@@ -43,7 +43,7 @@ def linear_integer(
     for begin in range(0, x.shape[1], GROUP):
         part, weights = x[:, begin : begin + GROUP], integers[:, begin : begin + GROUP].double()
         longest = weights.norm(dim=1).amax().clamp(min=1).float()
-        limit = 2**31 * (1 - 2**-10) / longest - 6
+        limit = 2**31 * (1 - 2**-10) / longest - 7
         largest, length = part.abs().amax(dim=1), part.double().norm(dim=1).float()
         factors = torch.minimum(limit / length, 32767 / largest)
         factors = torch.where(largest >= 2**-110, factors, 0)[:, None]

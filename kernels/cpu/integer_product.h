@@ -8,14 +8,15 @@
 // rounded to 2^-13 of it. So that large weights do not cost the others theirs, `fits` wants three quarters of a column,
 // zeros aside, within 2^-7 of that power of two; a matrix with a column that differs is kept as it is (fma_product.h).
 //
-// Activations. Every 128 neighbours in k of a row become integers of 16 bits with a scale of their own, as large as
+// Activations. Every 192 neighbours in k of a row become integers of 16 bits with a scale of their own, as large as
 // the sums allow: by Cauchy and Schwarz no partial sum exceeds |x| |w|, and `limits` says for each such group how
-// long x may be beside the longest w. Rounding changes a group by at most 2^-11 of its norm (to bfloat16: 2^-9 of each
+// long x may be beside the longest w. Rounding changes a group by at most 2^-10 of its norm (to bfloat16: 2^-9 of each
 // element; so where an element is a thousand times the others and meets weights near zero, bfloat16 is closer).
 //
 // Sums within a group are exact. Groups are added in float32, in one chain of fused multiply-adds from the first to
-// the last, in units of the weights: x of 1e30 and more may overflow. Infinity or NaN in x makes its row NaN. The result differs from that of fma_product.h, which computes in
-// float32 throughout; weights in float32, exact mode among them, never come here.
+// the last, in units of the weights: x of 1e30 and more may overflow. Infinity or NaN in x makes its row NaN. The result
+// differs from that of fma_product.h, which computes in float32 throughout; weights in float32, exact mode among them,
+// never come here.
 #pragma once
 
 #include "linear.h"
@@ -42,8 +43,8 @@ struct IntegerProduct {
 
     // A step is a pair of k. The first of two vectors has columns 0 to 7, each with both its k, the second 8 to 15.
     static constexpr std::int64_t kStepWeights = std::is_same_v<T, Shifted> ? 48 : 2 * kPanel;
-    static constexpr std::int64_t kGroup = 64;  // steps
-    static constexpr std::int64_t kDepth = 320;
+    static constexpr std::int64_t kGroup = 96;  // steps
+    static constexpr std::int64_t kDepth = 288;
     static_assert(kDepth % kGroup == 0);
     static constexpr std::int64_t steps(std::int64_t k) { return (k + 1) / 2; }
     static constexpr std::int64_t groups(std::int64_t k) { return (steps(k) + kGroup - 1) / kGroup; }
@@ -146,8 +147,8 @@ struct IntegerProduct {
             for (int c = 0; c < 2; ++c)
                 for (int i = 0; i < 8; ++i) longest = squares[c][i] > longest ? squares[c][i] : longest;
         }
-        // 2^-10 for what float32 rounds on the way; 6 is the length of 128 errors of rounding, a half each.
-        return 0x1p31f * (1 - 0x1p-10f) / std::sqrt(longest) - 6;
+        // 2^-10 for what float32 rounds on the way; 7 is the length of 192 errors of rounding, a half each.
+        return 0x1p31f * (1 - 0x1p-10f) / std::sqrt(longest) - 7;
     }
 
     static std::size_t scratch_bytes(const LinearArguments& a) {
@@ -217,15 +218,17 @@ private:
         }
         // As integers, magnitudes are ordered like the numbers, with infinity and NaN above all.
         __m256i most = _mm256_setzero_si256();
-        NativeFloat squares[2] = {};
-        for (int i = 0; i < kSize; i += kNativeLanes) {
-            const NativeFloat part = native_load(x + i);
+        NativeFloat even{}, odd{};  // in registers: an array of two would wait for its own stores
+        const auto add = [&](NativeFloat part, NativeFloat& squares) {
             most = _mm256_max_epu32(most, _mm256_slli_epi32(bit_cast<__m256i>(part), 1));
-            NativeFloat& sum = squares[i / kNativeLanes % 2];
-            sum = native_fma(part, part, sum);
+            squares = native_fma(part, part, squares);
+        };
+        for (int i = 0; i < kSize; i += 2 * kNativeLanes) {
+            add(native_load(x + i), even);
+            add(native_load(x + i + kNativeLanes), odd);
         }
         const float largest = bit_cast<float>(largest_lane(most) >> 1);
-        float length = std::sqrt(add_lanes(squares[0] + squares[1]));
+        float length = std::sqrt(add_lanes(even + odd));
         if (!(largest > 0x1p-60f && largest < 0x1p60f)) {  // squares that overflow or vanish, or no numbers
             const bool finite = largest <= std::numeric_limits<float>::max();
             if (!finite || largest < 0x1p-110f) {
