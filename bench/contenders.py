@@ -37,7 +37,7 @@ class Spec:
         return [str(self.python or sys.executable), "-m", self.module, str(self.model), *self.arguments]
 
 
-OCTAVO, WORKER_ALONE = "octavo", "worker-alone"
+OCTAVO, OCTAVO_STREAMED, WORKER_ALONE = "octavo", "octavo-streamed", "worker-alone"
 _VLLM_ENV = {
     "VLLM_NO_USAGE_STATS": "1",
     "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
@@ -52,14 +52,18 @@ _OFFLINE = {"HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
 
 
 def ours(model: Model) -> list[Spec]:
-    """Octavo through gRPC, and its worker alone."""
+    """Octavo through gRPC, with whole answers and token by token, and its worker alone."""
+    # What docs/operating.md advises for Python clients, and the services set for themselves.
+    env = _OFFLINE | {"GRPC_EXPERIMENTS": "-event_engine_client,-event_engine_listener"}
     return [
+        Spec(name=OCTAVO, module="bench.octavo", model=model.directory, env=env),
         Spec(
-            name=OCTAVO,
+            name=OCTAVO_STREAMED,
             module="bench.octavo",
             model=model.directory,
-            # What docs/operating.md advises for Python clients, and the services set for themselves.
-            env=_OFFLINE | {"GRPC_EXPERIMENTS": "-event_engine_client,-event_engine_listener"},
+            arguments=("--streamed",),
+            env=env,
+            workloads=("W1", "W4@8", "W4@16", "W4@32"),
         ),
         # The worker's __main__ sets the same for the worker that Octavo starts.
         Spec(

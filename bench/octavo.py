@@ -142,4 +142,6 @@ def _children() -> dict[int, str]:
 
 if __name__ == "__main__":
     streamed = "--streamed" in sys.argv
-    serve(lambda: Octavo(sys.argv[1], streamed=streamed), {name: version(name) for name in ("octavo", "grpcio", "torch")})
+    serve(
+        lambda: Octavo(sys.argv[1], streamed=streamed), {name: version(name) for name in ("octavo", "grpcio", "torch")}
+    )

@@ -12,7 +12,7 @@ from typing import Any
 from bench.figures import FIGURES, Figure, title, without_client
 
 _RESULTS = Path("bench/results/serving.jsonl")
-_OCTAVO, _WORKER_ALONE = "octavo", "worker-alone"
+_OCTAVO, _OCTAVO_STREAMED, _WORKER_ALONE = "octavo", "octavo-streamed", "worker-alone"
 _WEIGHT_BYTES = 269_030_016  # what a decode step reads: all weights in bf16, the tied embeddings once
 _MAX_OVER_FLOOR = 1.25
 _MIN_OF_WORKER = 0.9
@@ -43,7 +43,7 @@ class _Run:
         self._start = next(self._of("start"))
         self._results = list(self._of("result"))
         self._who = {line["contender"]: line for line in self._of("contender")}
-        self._peers = [name for name in self._who if name not in (_OCTAVO, _WORKER_ALONE)]
+        self._peers = [name for name in self._who if name not in (_OCTAVO, _OCTAVO_STREAMED, _WORKER_ALONE)]
 
     def heading(self) -> str:
         start = self._start
@@ -100,31 +100,35 @@ class _Run:
 
     def services(self) -> str:
         """What scheduler, gRPC and client cost: rates through them against the worker alone, with the client and as if
-        it had run elsewhere, and everybody's CPU time per token."""
-        rows = []
-        for figure in FIGURES:
-            if figure.key != "tok_s":
-                continue
-            through = self._values(_OCTAVO, figure.case, "tok_s")
-            alone = self._values(_WORKER_ALONE, figure.case, "tok_s")
-            if not through or not alone:
-                continue
-            apart = self._without_client(figure.case)
-            shares = [
-                f"{statistics.median(rates) / statistics.median(alone):.0%}" if rates else "–"
-                for rates in (through, apart)
-            ]
-            rows.append(
-                [figure.case, *map(_median_and_best_high, (through, alone)), *shares, f"{_MIN_OF_WORKER:.0%}"]
-                + [self._cpu_us_per_token(_WORKER_ALONE, figure.case, "worker")]
-                + [self._cpu_us_per_token(_OCTAVO, figure.case, name) for name in ("worker", "scheduler", "client")]
-            )
+        it had run elsewhere, and everybody's CPU time per token. Whole answers first, then token by token."""
+        cases = [figure.case for figure in FIGURES if figure.key == "tok_s"]
+        rows = [self._service_row(_OCTAVO, case, case) for case in cases]
+        rows += [self._service_row(_OCTAVO_STREAMED, case, f"{case}, streamed") for case in cases]
+        rows = [row for row in rows if row]
         head = ["workload", "through gRPC, tokens/s", "worker alone", "share", "client apart", "target"]
         head += ["CPU us per token: worker alone", "worker", "scheduler", "client"]
         return _table(head, rows) if rows else ""
 
-    def _without_client(self, case: str) -> list[float]:
-        rates = (without_client(line["figures"], self._start["cores"]) for line in self._runs(_OCTAVO, case))
+    def _service_row(self, contender: str, case: str, name: str) -> list[str]:
+        """Empty where one of the two did not run."""
+        through, alone = (self._values(who, case, "tok_s") for who in (contender, _WORKER_ALONE))
+        if not through or not alone:
+            return []
+        shares = [
+            f"{statistics.median(rates) / statistics.median(alone):.0%}" if rates else "–"
+            for rates in (through, self._without_client(contender, case))
+        ]
+        return [
+            name,
+            *map(_median_and_best_high, (through, alone)),
+            *shares,
+            f"{_MIN_OF_WORKER:.0%}",
+            self._cpu_us_per_token(_WORKER_ALONE, case, "worker"),
+            *(self._cpu_us_per_token(contender, case, process) for process in ("worker", "scheduler", "client")),
+        ]
+
+    def _without_client(self, contender: str, case: str) -> list[float]:
+        rates = (without_client(line["figures"], self._start["cores"]) for line in self._runs(contender, case))
         return [rate for rate in rates if rate is not None]
 
     def _cpu_us_per_token(self, contender: str, case: str, process: str) -> str:

@@ -72,13 +72,18 @@ def test_what_the_services_cost_is_told_with_the_client_and_without_it() -> None
     through = {"tok_s": 80.0, "rate_tokens": 800, "rate_s": 10.0, "cpu_s_client": 2.0, "cpu_s_scheduler": 0.4}
     alone = {"tok_s": 100.0, "rate_tokens": 800, "rate_s": 8.0, "cpu_s_worker": 16.0}
     lines: list[dict[str, Any]] = [_HEAD]
-    for name, figures in (("octavo", through | {"cpu_s_worker": 16.8}), ("worker-alone", alone)):
+    streamed = through | {"tok_s": 60.0, "cpu_s_worker": 17.6}
+    contenders = {"octavo": through | {"cpu_s_worker": 16.8}, "octavo-streamed": streamed, "worker-alone": alone}
+    for name, figures in contenders.items():
         lines.append({"kind": "contender", "contender": name, "versions": {}, "settings": {}})
         lines.append({"kind": "result", "contender": name, "case": "W4@8", "figures": figures, "others_cpu_share": 0.0})
-    row = next(line for line in render(lines).splitlines() if line.startswith("| W4@8 |"))
-    cells = [cell.strip() for cell in row.strip("|").split("|")]
+    cells = {}
+    for row in render(lines).splitlines():
+        name, *rest = (cell.strip() for cell in row.strip("|").split("|"))
+        cells[name] = rest
     # Half of the client's two seconds, on two cores: 800 tokens in 9 seconds.
-    assert cells[3:] == ["80%", "89%", "90%", "20000", "21000", "500", "2500"]
+    assert cells["W4@8"][2:] == ["80%", "89%", "90%", "20000", "21000", "500", "2500"]
+    assert cells["W4@8, streamed"] == ["60.0 (60.0)", "100 (100)", "60%", "89%", "90%", "20000", "22000", "500", "2500"]
 
 
 def test_the_newest_run_is_read_unless_one_is_named(tmp_path: Path) -> None:
