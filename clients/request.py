@@ -12,7 +12,6 @@ from typing import Any, Final, NotRequired, TypedDict
 
 from clients.results import ToolCall
 
-
 WHOLE_ANSWER: Final = 256
 """Tokens per message where nobody reads before the end: few messages, and yet one now and then, so that no proxy takes
 the stream for idle."""

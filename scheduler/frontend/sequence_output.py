@@ -96,7 +96,7 @@ class SequenceOutput:
         return bool(self._token_ids) or self._broken_off or (self.end is not None and not self._end_taken)
 
     def is_due(self, interval: int) -> bool:
-        """Whether there is enough for a delta where one waits for so many tokens, unless it is the first or the last."""
+        """Whether there is enough for a delta, where all but the first and the last wait for so many tokens."""
         unread = len(self._token_ids)
         begins = 0 < unread == self.num_tokens
         return begins or unread >= interval or self._broken_off or (self.end is not None and not self._end_taken)

@@ -42,6 +42,18 @@ def test_requests_without_an_id_get_different_ones(server: Cluster) -> None:
     assert "" not in ids
 
 
+def test_a_stream_interval_makes_fewer_messages_of_the_same_answer(server: Cluster) -> None:
+    wanted = server.complete("many tokens", max_tokens=100, ignore_eos=True)
+    deltas = list(server.generate("many tokens", max_tokens=100, ignore_eos=True, stream_interval=32))
+    sizes = [len(delta.token_ids) for delta in deltas]
+    assert len(sizes) <= 5  # the first token, three times 32, the end
+    assert all(size >= 32 for size in sizes[1:-1])
+    assert [token for delta in deltas for token in delta.token_ids] == list(wanted.token_ids)
+    assert "".join(delta.text for delta in deltas) == wanted.text
+    whole = server.client.complete("many tokens", temperature=0.0, max_tokens=100, ignore_eos=True, timeout=60)
+    assert (whole.token_ids, whole.text, whole.finish_reason) == (wanted.token_ids, wanted.text, wanted.finish_reason)
+
+
 def test_a_deadline_ends_a_running_request_and_frees_its_blocks(server: Cluster) -> None:
     with pytest.raises(DeadlineError):
         server.complete("too long", max_tokens=4000, ignore_eos=True, timeout=0.3)
