@@ -175,7 +175,8 @@ def floors() -> dict[str, Any]:
     """What the machine can do at most right now; `floors.cpp` says how that is measured."""
     program = _BUILD / "floors"
     source = Path("bench/floors.cpp")
-    if not program.exists() or program.stat().st_mtime < source.stat().st_mtime:
+    changed = max(path.stat().st_mtime for path in (source, Path("bench/integer_floor.h")))
+    if not program.exists() or program.stat().st_mtime < changed:
         program.parent.mkdir(parents=True, exist_ok=True)
         command = ["g++", "-O3", "-march=native", "-fopenmp", "-std=c++17", "-o", str(program), str(source)]
         subprocess.run(command, check=True)
