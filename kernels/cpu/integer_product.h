@@ -10,7 +10,8 @@
 //
 // Activations. Every 192 neighbours in k of a row become integers of 16 bits with a scale of their own, as large as
 // the sums allow: by Cauchy and Schwarz no partial sum exceeds |x| |w|, and `limits` says for each such group how
-// long x may be beside the longest w. Rounding changes a group by at most 2^-10 of its norm (to bfloat16: 2^-9 of each
+// long x may be beside the longest w. Rounding changes a group by at most 2^-10 of its norm, 2^-6 where its largest
+// element is beyond 2^60 or below 2^-60 and stands for the norm (to bfloat16: 2^-9 of each
 // element; so where an element is a thousand times the others and meets weights near zero, bfloat16 is closer).
 //
 // Sums within a group are exact. Groups are added in float32, in one chain of fused multiply-adds from the first to

@@ -18,7 +18,7 @@ class PackedLinear:
     even number, except that x86-64-v3 keeps bfloat16 in 12 bits where they are enough; bias [N] is kept in float32.
     With scales [N], weight is int8 and stands for weight * scales[:, None]. Over bfloat16 and int8 weights, the
     instruction set x86-64-v4-bf16 rounds x to bfloat16 (see dot_product.h) and x86-64-v3 to integers with a scale for
-    every 128 (see integer_product.h); the others keep it in float32, as all do over weights in float32.
+    every 192 (see integer_product.h); the others keep it in float32, as all do over weights in float32.
     """
 
     __slots__ = (

@@ -174,7 +174,7 @@ class FiguresCollector(Collector):
         )
         live.add_metric(labels, requests.live)
         unread = GaugeMetricFamily(
-            "octavo:unread_tokens", "Generated tokens that their callers have not taken yet.", labels=_MODEL
+            "octavo:unread_tokens", "Generated tokens that their callers could have taken and have not.", labels=_MODEL
         )
         unread.add_metric(labels, requests.unread_tokens)
         yield from (prompt, success, failed, refused, live, unread)
