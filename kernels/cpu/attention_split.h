@@ -11,6 +11,7 @@
 // [D floats or D / 2 pairs, block_size], so that 16 keys are scored at a time without being rearranged.
 #pragma once
 
+#include "attention_dot.h"
 #include "tile.h"
 
 namespace octavo::OCTAVO_ISA {
@@ -57,8 +58,8 @@ struct QueryBlock {
     }
 };
 
-// The keys that the thread wants next: `count` entries of a block table.
-struct UpcomingKeys {
+// The blocks that the thread wants next: `count` entries of a block table.
+struct UpcomingBlocks {
     const std::int32_t* blocks = nullptr;
     std::int64_t count = 0, kv_head = 0;
 };
@@ -109,8 +110,9 @@ class SplitAttention {
 public:
     // Floats of scratch for query blocks of up to `rows` rows.
     static std::int64_t scratch_floats(std::int64_t rows, std::int64_t head_dim) {
-        const std::int64_t wide_values = kPerWord == 1 || rows <= kFewRows ? 0 : kSplit * head_dim;
-        return 2 * head_dim * kKeyTile + rows * kScoreStride + wide_values;
+        const std::int64_t wide_values = kPerWord == 1 || kDots || rows <= kFewRows ? 0 : kSplit * head_dim;
+        const std::int64_t pairs = kDots ? rows * query_stride(head_dim) : 0;
+        return 2 * head_dim * kKeyTile + rows * kScoreStride + wide_values + pairs;
     }
 
     SplitAttention(const PagedCache<T>& cache, float soft_cap, std::int64_t max_rows, float* scratch)
@@ -119,18 +121,22 @@ public:
           key_tile_(scratch),
           wide_keys_(key_tile_ + cache.head_dim * kKeyTile),
           scores_(wide_keys_ + cache.head_dim * kKeyTile),
-          wide_values_(scores_ + max_rows * kScoreStride) {}
+          wide_values_(scores_ + max_rows * kScoreStride),
+          pairs_(wide_values_) {}
 
     // False if the block table names a block that does not exist; `out` is then undefined.
-    bool attend(const QueryBlock& block, std::int64_t split, Partial out, const UpcomingKeys& next = {}) {
+    bool attend(const QueryBlock& block, std::int64_t split, Partial out, const UpcomingBlocks& next = {}) {
         // Rows are in order of position: the first sees the earliest key, the last the latest.
         const KeyRange keys = {block.visible(0, split).begin, block.visible(block.rows - 1, split).end};
         if (!find_segments(block, split, keys)) return false;
         // A decode step takes as long to read its keys and values as to multiply them: both at the same time. Of
-        // bfloat16, values come while keys are scored and the next task's keys while values are weighed, a line now and
-        // then: many at once would keep what the first cache level waits for from coming. Of float32, of which there is
-        // twice as much, a block or two of both before each tile was seen to do better.
+        // bfloat16, the next task's come into the second cache level, a line now and then: many at once would be waited
+        // for, and into the first level they would come half as fast. Of float32, of which there is twice as much, a
+        // block or two before each tile was seen to do better.
         const bool few = block.rows <= kFewRows, bursts = few && kPerWord == 1;
+        next_ = few && !bursts ? next : UpcomingBlocks();
+        next_part_ = 0;
+        round_queries(block);
         for (int s = 0; bursts && s < kFetchAhead; ++s) fetch_keys(s);
         int fetched = 0;
         for (int tile = keys.begin / kKeyTile * kKeyTile; tile < keys.end; tile += kKeyTile) {
@@ -138,17 +144,32 @@ public:
                 fetch(segments_[fetched].values);
                 fetch_keys(fetched + kFetchAhead);
             }
-            score(block, tile, columns_of(tile, keys), {values_of(tile, keys), values_of(tile + kLanes, keys)});
+            score(block, tile, columns_of(tile, keys));
         }
         for (int row = 0; row < block.rows; ++row) softmax(block.visible(row, split), keys, row, out);
-        next_ = few && !bursts ? next : UpcomingKeys();
-        next_left_ = 0;
         weigh_values(block.rows, keys, out);
         return true;
     }
 
 private:
     static constexpr int kPerWord = sizeof(float) / sizeof(T);
+#if defined(__AVX512BF16__)
+    static constexpr bool kDots = kPerWord == 2;
+#else
+    static constexpr bool kDots = false;
+#endif
+
+    // Words of a query's pairs, and of whole vectors of them.
+    static std::int64_t query_stride(std::int64_t head_dim) { return (head_dim + kLanes - 1) / kLanes * kLanes / 2; }
+
+    void round_queries(const QueryBlock& block) {
+#if defined(__AVX512BF16__)
+        if constexpr (kDots)
+            for (int row = 0; row < block.rows; ++row)
+                round_to_bfloat16(block.q + row * cache_.head_dim, cache_.head_dim,
+                                  pairs_ + row * query_stride(cache_.head_dim));
+#endif
+    }
 
     // A run of keys within one block.
     template <typename V>
@@ -183,28 +204,23 @@ private:
         for (std::int64_t i = 0; i < block_bytes(); i += 64) __builtin_prefetch(static_cast<const char*>(begin) + i);
     }
 
-    // Fetches some lines of the upcoming keys, into the second cache level: the first is full of values.
-    void fetch_next(int lines) {
-        for (; lines > 0; --lines) {
-            if (next_left_ == 0) {
-                if (next_.count == 0) return;
-                const std::int64_t id = *next_.blocks++, bytes = block_bytes();
-                --next_.count;
-                if (id < 0 || id >= cache_.num_blocks) continue;
-                const std::int64_t first = (id * cache_.kv_heads + next_.kv_head) * bytes;
-                next_line_ = reinterpret_cast<const char*>(cache_.keys) + first;
-                next_left_ = bytes / 64;
-            }
-            __builtin_prefetch(next_line_, 0, 2);
-            next_line_ += 64;
-            --next_left_;
+    // As many bytes of the next task's keys or values as 16 of either have, to fetch meanwhile: of each block its keys,
+    // then its values. What is here already if there are none left.
+    const char* fetch_next() {
+        const std::int64_t parts = cache_.block_size / kLanes, id = next_.count == 0 ? -1 : *next_.blocks;
+        if (id < 0 || id >= cache_.num_blocks || parts == 0) return reinterpret_cast<const char*>(scores_);
+        const T* cache = next_part_ < parts ? cache_.keys : cache_.values;
+        const char* block = reinterpret_cast<const char*>(cache) + (id * cache_.kv_heads + next_.kv_head) * block_bytes();
+        const char* part = block + next_part_ % parts * part_bytes();
+        if (++next_part_ == 2 * parts) {
+            next_part_ = 0;
+            ++next_.blocks;
+            --next_.count;
         }
+        return part;
     }
 
-    // Lines for each of `times`, to fetch all that is still to come.
-    int fetched_at_once(std::int64_t times) const {
-        return times == 0 ? 0 : static_cast<int>((next_.count * block_bytes() / 64 + times - 1) / times);
-    }
+    std::int64_t part_bytes() const { return kLanes * cache_.head_dim * static_cast<std::int64_t>(sizeof(T)); }
 
     // Of one head.
     std::int64_t block_bytes() const {
@@ -226,11 +242,6 @@ private:
         return segment.keys + (first - segment.begin);
     }
 
-    const char* values_of(int first, KeyRange keys) const {
-        const Segment<T>& segment = segment_of(first, keys);
-        return reinterpret_cast<const char*>(segment.values + (first - segment.begin) * cache_.head_dim);
-    }
-
     // The words of a tile's keys: in the cache, or, of blocks that vectors do not fit, copied together. What lies
     // between those copied is as it was.
     KeyColumns columns_of(int tile, KeyRange keys) {
@@ -248,23 +259,37 @@ private:
         return {{key_tile_, key_tile_ + kLanes}, kKeyTile};
     }
 
-    // Two groups of 16 values, which come meanwhile.
-    struct FetchedValues {
-        const char* groups[2];
-    };
-
-    void score(const QueryBlock& block, int first_key, const KeyColumns& keys, const FetchedValues& values) {
+    void score(const QueryBlock& block, int first_key, const KeyColumns& keys) {
         float* scores = scores_ + first_key;
-        if constexpr (kPerWord == 2) {
+        if constexpr (kDots) {
+            score_pairs(block, keys, scores);
+        } else if constexpr (kPerWord == 2) {
             if (block.rows <= kFewRows) {
                 with_rows<kFewRows>(
-                    block.rows, [&](auto rows) { score_few<decltype(rows)::value>(block, keys, scores, values); });
+                    block.rows, [&](auto rows) { score_few<decltype(rows)::value>(block, keys, scores); });
                 return;
             }
             score_many(block, widen(keys), scores);
         } else {
             score_many(block, keys, scores);
         }
+    }
+
+    void score_pairs(const QueryBlock& block, const KeyColumns& keys, float* scores) {
+#if defined(__AVX512BF16__)
+        const std::int64_t stride = query_stride(cache_.head_dim);
+        const char* const next[2] = {fetch_next(), fetch_next()};
+        for_row_tiles<kTileRows<float>>(block.rows, [&](std::ptrdiff_t first, auto tile_rows) {
+            constexpr int kRows = decltype(tile_rows)::value;
+            const DotTile<kRows, 2> tile = dot_keys<kRows>(pairs_ + first * stride, stride, cache_.head_dim / 2,
+                                                           keys.groups, keys.stride, next);
+#pragma GCC unroll 16
+            for (int r = 0; r < kRows; ++r)
+#pragma GCC unroll 2
+                for (int g = 0; g < 2; ++g)
+                    store(scores + (first + r) * kScoreStride + g * kLanes, Vec{{tile.sum[r][g]}});
+        });
+#endif
     }
 
     KeyColumns widen(const KeyColumns& keys) {
@@ -295,8 +320,9 @@ private:
 
     // As many groups of keys together as there are registers for: their sums, an element of each row's query, a key.
     template <int ROWS>
-    void score_few(const QueryBlock& block, const KeyColumns& keys, float* scores, const FetchedValues& values) const {
+    void score_few(const QueryBlock& block, const KeyColumns& keys, float* scores) {
         constexpr int kTogether = kNativeLanes >= 8 || ROWS == 1 ? 2 : 1;
+        const char* const next[2] = {fetch_next(), fetch_next()};
         for (int group = 0; group < 2; group += kTogether) {
             Tile<ROWS, kTogether> tile;
             tile.clear();
@@ -304,8 +330,8 @@ private:
             for (std::int64_t word = 0; word < cache_.head_dim / 2; ++word) {
                 asm volatile("" : "+m"(high));  // there is no register to keep it in
                 const float* q = block.q + 2 * word;
-                for (int g = 0; g < kTogether; ++g)  // 16 values have as many lines as a key has words
-                    __builtin_prefetch(values.groups[group + g] + word * 64);
+                for (int g = 0; g < kTogether; ++g)  // 16 keys have as many lines as one has words
+                    __builtin_prefetch(next[group + g] + word * 64, 0, 2);
                 score_element(q, keys, group, word, tile, [](NativeBits pairs) { return pairs << 16; });
                 score_element(q + 1, keys, group, word, tile, [&](NativeBits pairs) { return pairs & high; });
             }
@@ -361,6 +387,9 @@ private:
             sum = sum + weight;
         }
         out.sum[row] = reduce_add(sum);
+#if defined(__AVX512BF16__)
+        if constexpr (kDots) round_to_bfloat16(scores + begin, end - begin, scores + begin / 2);
+#endif
     }
 
     // cap * tanh(score / cap), which stays within (-cap, cap).
@@ -372,7 +401,9 @@ private:
 
     // out[row] = sum over keys of weight * value.
     void weigh_values(int rows, KeyRange keys, Partial out) {
-        if constexpr (kPerWord == 2) {
+        if constexpr (kDots) {
+            weigh_pairs(rows, out);
+        } else if constexpr (kPerWord == 2) {
             if (rows <= kFewRows) {
                 weigh_columns<kFewRows, kNativeLanes >= 8 ? 2 : 1>(segments_, num_segments_, rows, out);
                 return;
@@ -388,12 +419,65 @@ private:
         }
     }
 
+    void weigh_pairs(int rows, Partial out) {
+#if defined(__AVX512BF16__)
+        const std::int64_t head_dim = cache_.head_dim;
+        constexpr int kRowsOfTwo = 6;
+        if (rows <= kRowsOfTwo) {
+            with_rows<kRowsOfTwo>(rows, [&](auto tile_rows) {
+                std::int64_t column = 0;
+                for (; column + 32 < head_dim; column += 64)
+                    weigh_chunks<decltype(tile_rows)::value, 2>(0, column, out);
+                if (column < head_dim) weigh_chunks<decltype(tile_rows)::value, 1>(0, column, out);
+            });
+            return;
+        }
+        for (std::int64_t column = 0; column < head_dim; column += 32)
+            for_row_tiles<kTileRows<float>>(rows, [&](std::ptrdiff_t first, auto tile_rows) {
+                weigh_chunks<decltype(tile_rows)::value, 1>(first, column, out);
+            });
+#endif
+    }
+
+#if defined(__AVX512BF16__)
+    template <int ROWS, int CHUNKS>
+    void weigh_chunks(std::ptrdiff_t first, std::int64_t column, Partial out) {
+        static constexpr BFloat16 kZeros[32 * CHUNKS] = {};
+        const std::int64_t head_dim = cache_.head_dim, left = head_dim - column - 32 * (CHUNKS - 1);
+        const float* weights = scores_ + first * kScoreStride;
+        ValueSums<ROWS, CHUNKS> sums(left < 32 ? left : 32);
+        const BFloat16* even = kZeros;  // the values of the last key, if it is even and has nothing beside it yet
+        int key = 0;
+        for (int s = 0; s < num_segments_; ++s) {
+            const Segment<T>& segment = segments_[s];
+            const BFloat16* values = segment.values + column;
+            const int end = segment.begin + segment.count;
+            key = segment.begin;
+            if (key % 2 != 0) {
+                sums.add(even, values, weights + key / 2, kScoreStride);
+                values += head_dim;
+                ++key;
+            }
+            while (key + 1 < end) {
+                const char* next = fetch_next();
+                for (int i = 0; i < kLanes && key + 1 < end; i += 2, key += 2, values += 2 * head_dim) {
+                    for (const char* of_pair = next + 4 * head_dim; next < of_pair; next += 64)
+                        __builtin_prefetch(next, 0, 2);
+                    sums.add(values, values + head_dim, weights + key / 2, kScoreStride);
+                }
+            }
+            even = key < end ? values : kZeros;
+        }
+        if (even != kZeros) sums.add(even, kZeros, weights + key / 2, kScoreStride);
+        sums.write(out.out + first * head_dim + column, head_dim);
+    }
+#endif
+
     // In tiles of up to MAX_ROWS rows and VECS vectors of columns, then of one vector.
     template <int MAX_ROWS, int VECS, typename V>
     void weigh_columns(const Segment<V>* segments, int count, int rows, Partial out, std::int64_t column = 0) {
         constexpr int kBurst = sizeof(V) < sizeof(float) ? 4 : kLanes;
         const std::int64_t head_dim = cache_.head_dim;
-        const int lines = fetched_at_once(head_dim / (VECS * kLanes) * count * (kLanes / kBurst));
         for (; column + VECS * kLanes <= head_dim; column += VECS * kLanes) {
             for_row_tiles<MAX_ROWS>(rows, [&](std::ptrdiff_t first, auto tile_rows) {
                 constexpr int kRows = decltype(tile_rows)::value;
@@ -401,11 +485,16 @@ private:
                 tile.clear();
                 for (int s = 0; s < count; ++s) {
                     const Segment<V>& segment = segments[s];
-                    for (int k = 0; k < segment.count; k += kBurst) {
-                        fetch_next(lines);
-                        tile.accumulate(scores_ + first * kScoreStride + segment.begin + k, kScoreStride,
-                                        RowColumns<V>{segment.values + column + k * head_dim, head_dim},
-                                        segment.count - k < kBurst ? segment.count - k : kBurst);
+                    for (int k = 0; k < segment.count; k += kLanes) {
+                        const char* next = fetch_next();
+                        const int end = segment.count - k < kLanes ? segment.count : k + kLanes;
+                        for (int i = k; i < end; i += kBurst) {
+                            for (const char* of_burst = next + kBurst * sizeof(V) * head_dim; next < of_burst; next += 64)
+                                __builtin_prefetch(next, 0, 2);
+                            tile.accumulate(scores_ + first * kScoreStride + segment.begin + i, kScoreStride,
+                                            RowColumns<V>{segment.values + column + i * head_dim, head_dim},
+                                            end - i < kBurst ? end - i : kBurst);
+                        }
                     }
                 }
 #pragma GCC unroll 16
@@ -424,11 +513,11 @@ private:
     float* wide_keys_;    // [D, kKeyTile]
     float* scores_;       // [rows, kScoreStride]
     float* wide_values_;  // [kSplit, D]
+    float* pairs_;        // [rows, query_stride] words, instead of those
     Segment<T> segments_[kSplit];
     int num_segments_ = 0;
-    UpcomingKeys next_;  // blocks of which nothing was fetched yet
-    const char* next_line_ = nullptr;
-    std::int64_t next_left_ = 0;  // lines of the block before them
+    UpcomingBlocks next_;  // of which nothing was fetched yet
+    std::int64_t next_part_ = 0;  // of the first
 };
 
 // Folds the partial of `split` into the running one; called from a block's first split to its last.

@@ -61,26 +61,21 @@ public:
         for (std::int64_t panel = begin; panel < end; ++panel) {
             char* out = static_cast<char*>(packed) + Product::header_bytes(k) + panel * bytes;
             std::memset(out, 0, static_cast<std::size_t>(bytes));
-            auto* to = reinterpret_cast<Weight*>(out + kScaleBytes);
-            auto* scale = reinterpret_cast<float*>(out);
             const std::int64_t first = panel * kPanel, columns = n - first < kPanel ? n - first : kPanel;
-            if (kScaled && scales != nullptr)
-                std::memcpy(scale, scales + first, static_cast<std::size_t>(columns) * sizeof(float));
-            for (int c = 0; c < columns; ++c) Product::put(weight + (first + c) * k, k, c, to, scale + c);
+            Product::put(weight + first * k, scales == nullptr ? nullptr : scales + first, static_cast<int>(columns), k,
+                         out, reinterpret_cast<Weight*>(out + Product::kPanelHeader));
         }
     }
 
     // Once all panels are packed: the limits of groups [begin, end) of an inner product that has them.
     static void set_limits(void* packed, std::int64_t n, std::int64_t k, std::int64_t begin, std::int64_t end) {
-        const char* panels = static_cast<const char*>(packed) + Product::header_bytes(k) + kScaleBytes;
+        const char* panels = static_cast<const char*>(packed) + Product::header_bytes(k) + Product::kPanelHeader;
         for (std::int64_t group = begin; group < end; ++group)
             static_cast<float*>(packed)[group] =
                 Product::limit(panels, (n + kPanel - 1) / kPanel, panel_bytes(k), k, group);
     }
 
 private:
-    static constexpr bool kScaled = Product::kScaled;
-    static constexpr std::int64_t kScaleBytes = kScaled ? kPanel * sizeof(float) : 0;
     static constexpr std::int64_t kStepBytes = Product::kStepWeights * static_cast<std::int64_t>(sizeof(Weight));
 
     const LinearArguments& a;
@@ -96,13 +91,15 @@ private:
     static std::int64_t depth(std::int64_t steps) {
         return parts(parts(steps, parts(steps, Product::kDepth)), Product::kGroup) * Product::kGroup;
     }
-    static std::int64_t panel_bytes(std::int64_t k) { return kScaleBytes + Product::steps(k) * kStepBytes; }
+    static std::int64_t panel_bytes(std::int64_t k) {
+        return Product::kPanelHeader + Product::steps(k) * kStepBytes;
+    }
 
-    const char* scales(std::int64_t panel) const {
+    const char* header(std::int64_t panel) const {
         return static_cast<const char*>(a.packed) + Product::header_bytes(a.k) + panel * panel_bytes(a.k);
     }
     const char* weights(std::int64_t panel, std::int64_t step) const {
-        return scales(panel) + kScaleBytes + step * kStepBytes;
+        return header(panel) + Product::kPanelHeader + step * kStepBytes;
     }
 
     void multiply(const Slices& s, std::int64_t panel, std::int64_t panel_end, const char* after) const {
@@ -127,20 +124,13 @@ private:
             if (s.rows > Product::kTileRows) {
                 alignas(64) typename Unpacked::Weight unpacked[PANELS * Product::kDepth * Unpacked::kStepWeights];
                 const std::int64_t unpacked_stride = s.steps * Unpacked::kStepWeights;
-                Slices rest = s;
-                if constexpr (Product::kTileUnpacks) {  // the first tile leaves them for the others
-                    Slices first = s;
-                    first.rows = s.rows / parts(s.rows, Product::kTileRows);
-                    tiles<PANELS, Product>(first, panel, packed, stride, next, share, unpacked);
-                    rest.row += first.rows;
-                    rest.rows -= first.rows;
-                    if (next != nullptr) next += share;
-                } else {
-                    for (int p = 0; p < PANELS; ++p)
-                        for (std::int64_t i = 0; i < s.steps; ++i)
-                            Product::unpack(packed + p * stride + i * Product::kStepWeights,
-                                            unpacked + p * unpacked_stride + i * Unpacked::kStepWeights);
-                }
+                // The first tile leaves them for the others.
+                Slices first = s, rest = s;
+                first.rows = s.rows / parts(s.rows, Product::kTileRows);
+                tiles<PANELS, Product>(first, panel, packed, stride, next, share, reinterpret_cast<char*>(unpacked));
+                rest.row += first.rows;
+                rest.rows -= first.rows;
+                if (next != nullptr) next += share;
                 tiles<PANELS, Unpacked>(rest, panel, unpacked, unpacked_stride, next, share, nullptr);
                 return;
             }
@@ -151,19 +141,21 @@ private:
     // While a tile multiplies it fetches `share` bytes of each panel of the next slice.
     template <int PANELS, typename P>
     void tiles(const Slices& s, std::int64_t panel, const typename P::Weight* packed, std::int64_t panel_stride,
-               const char* next, std::int64_t share, std::int16_t* unpacked) const {
+               const char* next, std::int64_t share, char* unpacked) const {
         const std::int64_t column = panel * kPanel, bytes = panel_bytes(a.k);
         LinearTile<P> tile;
         tile.x_stride = x.stride;
         tile.weights = packed;
         tile.panel_stride = panel_stride;
         tile.unpacked = unpacked;
+        if constexpr (P::kUnpacks)
+            tile.unpacked_stride = s.steps * P::Unpacked::kStepWeights * sizeof(typename P::Unpacked::Weight);
         tile.steps = s.steps;
         tile.y_stride = a.y_stride;
         tile.first = s.step == 0;
         tile.last = s.step + s.steps == steps;
-        tile.scales = kScaled ? reinterpret_cast<const float*>(scales(panel)) : nullptr;
-        tile.scales_stride = bytes / static_cast<std::int64_t>(sizeof(float));
+        tile.header = header(panel);
+        tile.header_stride = bytes;
         tile.bias = a.bias == nullptr ? nullptr : a.bias + column;
         tile.fetch = next;
         tile.fetch_stride = bytes;

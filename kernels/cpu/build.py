@@ -33,7 +33,7 @@ FLAGS = (
 )
 # Name of the instruction set -> (suffix of its symbols, flags); the best first.
 X86_INSTRUCTION_SETS = {
-    "x86-64-v4-bf16": ("v4_bf16", ("-march=x86-64-v4", "-mavx512bf16", "-mprefer-vector-width=512")),
+    "x86-64-v4-bf16": ("v4_bf16", ("-march=x86-64-v4", "-mavx512bf16", "-mavx512vnni", "-mprefer-vector-width=512")),
     "x86-64-v4": ("v4", ("-march=x86-64-v4", "-mprefer-vector-width=512")),
     "x86-64-v3": ("v3", ("-march=x86-64-v3",)),
     "generic": ("generic", ("-march=x86-64",)),

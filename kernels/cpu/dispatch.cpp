@@ -10,7 +10,8 @@ extern "C" __attribute__((visibility("default"))) const char* octavo_source_hash
 extern "C" __attribute__((visibility("default"))) int octavo_supports(const char* instruction_set) {
 #if defined(__x86_64__)
     if (std::strcmp(instruction_set, "x86-64-v4-bf16") == 0)
-        return __builtin_cpu_supports("x86-64-v4") && __builtin_cpu_supports("avx512bf16");
+        return __builtin_cpu_supports("x86-64-v4") && __builtin_cpu_supports("avx512bf16") &&
+               __builtin_cpu_supports("avx512vnni");
     if (std::strcmp(instruction_set, "x86-64-v4") == 0) return __builtin_cpu_supports("x86-64-v4") != 0;
     if (std::strcmp(instruction_set, "x86-64-v3") == 0) return __builtin_cpu_supports("x86-64-v3") != 0;
 #endif

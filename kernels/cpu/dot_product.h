@@ -18,17 +18,25 @@
 
 namespace octavo::OCTAVO_ISA {
 
+// Part of a step's weights: 64 low bytes, then 32 of codes, two in each.
+struct Coded {
+    std::uint8_t bits;
+};
+
+// T: BFloat16, or what is unpacked to it, Coded or std::int8_t.
 template <typename T>
 struct DotProduct : PlainProduct<DotProduct<T>, T> {
     using X = std::uint32_t;  // two bfloat16, the lower k in the low half
     using Column = __m512bh;
+    static constexpr bool kCoded = std::is_same_v<T, Coded>;
+    using Source = std::conditional_t<kCoded, BFloat16, T>;
 
-    static constexpr std::int64_t kStepWeights = 2 * kPanel;
+    static constexpr std::int64_t kStepWeights = (kCoded ? 3 : 2) * kPanel;
     static constexpr std::int64_t kDepth = 512;
     static constexpr std::int64_t steps(std::int64_t k) { return (k + 1) / 2; }
 
-    static constexpr int kTileRows = 6;  // with four vectors of sums each
-    static constexpr int panels(int rows) { return rows <= 2 ? 4 : 2; }
+    static constexpr int kTileRows = 12;
+    static constexpr int panels(int rows) { return rows <= 2 ? 4 : rows <= 6 ? 2 : 1; }
 
     static constexpr bool fetches(std::int64_t) { return true; }
 
@@ -45,6 +53,33 @@ struct DotProduct : PlainProduct<DotProduct<T>, T> {
         }
     }
 
+    struct Table {  // the high byte that a code stands for, the same in each quarter
+        NativeBits bytes;
+    };
+    static constexpr std::int64_t kPanelHeader =
+        kCoded ? sizeof(Table) : PlainProduct<DotProduct<T>, T>::kPanelHeader;
+
+    static Table table(const char* header) {
+        Table table{};
+        if constexpr (kCoded) std::memcpy(&table, header, sizeof(table));
+        return table;
+    }
+
+    static inline __attribute__((always_inline)) void decode(const T* weights, Table table,
+                                                             __m512bh (&columns)[kPanelVecs]) {
+        if constexpr (kCoded) {
+            const __m512i shifts = _mm512_set_epi64(4, 4, 4, 4, 0, 0, 0, 0), nibble = _mm512_set1_epi8(15);
+            const __m256i codes = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(weights + 64));
+            const __m512i spread = _mm512_maskz_broadcast_i64x4(0xff, codes);
+            const __m512i places = _mm512_and_si512(_mm512_maskz_srlv_epi64(0xff, spread, shifts), nibble);
+            const __m512i high = _mm512_shuffle_epi8(bit_cast<__m512i>(table.bytes), places), low = _mm512_loadu_si512(weights);
+            columns[0] = bit_cast<__m512bh>(_mm512_unpacklo_epi8(low, high));
+            columns[1] = bit_cast<__m512bh>(_mm512_unpackhi_epi8(low, high));
+        } else {
+            load(weights, columns);
+        }
+    }
+
     static __m512bh broadcast(const X* pair) { return bit_cast<__m512bh>(_mm512_set1_epi32(static_cast<int>(*pair))); }
 
     static Vec multiply_add(const __m512bh& x, const __m512bh& column, const Vec& sum) {
@@ -53,14 +88,43 @@ struct DotProduct : PlainProduct<DotProduct<T>, T> {
 
     static std::int64_t place(std::int64_t k, int c) { return k / 2 * kStepWeights + 2 * c + k % 2; }
 
-    // Widening int8 takes as long as the dot products of one tile: more tiles share an unpacked slice.
     using Unpacked = DotProduct<BFloat16>;
     static constexpr bool kUnpacks = sizeof(T) == 1;
 
-    static void unpack(const T* weights, BFloat16* out) {
-        __m512bh columns[kPanelVecs];
-        load(weights, columns);
-        std::memcpy(out, columns, sizeof(columns));
+    // Whether 12 bits are enough for columns of one panel.
+    static bool fits(const BFloat16* weights, int columns, std::int64_t k) {
+        const int base = base_of(weights, columns, k);
+        if (base > kMaxBase) return false;
+        for (int c = 0; c < columns; ++c) {
+            std::int64_t small = 0, some = 0;
+            for (std::int64_t i = 0; i < k; ++i) {
+                const int size = weights[c * k + i].bits & 0x7fff;
+                some += size != 0;
+                small += size != 0 && (size >> 8) <= base;
+            }
+            if (4 * small > some) return false;
+        }
+        return true;
+    }
+
+    static void put(const Source* weights, const float* scales, int columns, std::int64_t k, char* header, T* panel) {
+        if constexpr (!kCoded) {
+            PlainProduct<DotProduct<T>, T>::put(weights, scales, columns, k, header, panel);
+        } else {
+            const int base = base_of(weights, columns, k);
+            for (int i = 0; i < 64; ++i)
+                header[i] = static_cast<char>((i & 8) << 4 | ((i & 7) == 0 ? 0 : base + (i & 7)));
+            for (int c = 0; c < columns; ++c)
+                for (std::int64_t i = 0; i < k; ++i) {
+                    const int bits = weights[c * k + i].bits, size = bits & 0x7fff, least = (base + 1) << 8;
+                    const int kept = size >= least ? size : size > least - 128 ? least : 0;
+                    const std::int64_t byte = c % 16 / 4 * 16 + c / 16 * 8 + c % 4 * 2 + i % 2;
+                    const int code = bits >> 15 << 3 | (kept == 0 ? 0 : (kept >> 8) - base);
+                    T* step = panel + i / 2 * kStepWeights;
+                    step[byte].bits = static_cast<std::uint8_t>(kept);
+                    step[64 + byte % 32].bits |= static_cast<std::uint8_t>(code << byte / 32 * 4);
+                }
+        }
     }
 
     static std::size_t scratch_bytes(const LinearArguments& a) {
@@ -83,6 +147,18 @@ struct DotProduct : PlainProduct<DotProduct<T>, T> {
     }
 
 private:
+    static constexpr int kMaxBase = 127 - 8;  // more would have infinity and NaN among the codes
+
+    // Half the exponent of a weight of code 0, were it none of zero.
+    static int base_of(const BFloat16* weights, int columns, std::int64_t k) {
+        int most = 7 << 8;
+        for (std::int64_t i = 0; i < columns * k; ++i) {
+            const int size = weights[i].bits & 0x7fff;
+            most = size > most ? size : most;
+        }
+        return (most >> 8) - 7;
+    }
+
     // A cache line over the row, or long rows would compete for cache sets.
     static std::int64_t x_stride(const LinearArguments& a) {
         return (steps(a.k) + kLanes - 1) / kLanes * kLanes + kLanes;

@@ -42,52 +42,62 @@ struct IntegerProduct {
     using Weight = T;
     using Source = std::conditional_t<std::is_same_v<T, Shifted>, BFloat16, T>;
 
-    // A step is a pair of k. The first of two vectors has columns 0 to 7, each with both its k, the second 8 to 15.
-    static constexpr std::int64_t kStepWeights = std::is_same_v<T, Shifted> ? 48 : 2 * kPanel;
+    // A step is a pair of k. The first of two vectors has the first half of the columns, each with both its k.
+    static_assert(kPanel == 2 * kNativeLanes);
+    static constexpr std::int64_t kStepWeights = (std::is_same_v<T, Shifted> ? 6 : 4) * kNativeLanes;
     static constexpr std::int64_t kGroup = 96;  // steps
     static constexpr std::int64_t kDepth = 288;
     static_assert(kDepth % kGroup == 0);
     static constexpr std::int64_t steps(std::int64_t k) { return (k + 1) / 2; }
     static constexpr std::int64_t groups(std::int64_t k) { return (steps(k) + kGroup - 1) / kGroup; }
 
+#if defined(__AVX512F__)
+    static constexpr int kTileRows = 6;
+    static constexpr int panels(int rows) { return rows <= 3 ? 4 : 2; }
+#else
     static constexpr int kTileRows = 5;
     static constexpr int panels(int rows) { return rows == 1 ? 4 : rows == 2 ? 2 : 1; }
+#endif
     static constexpr bool fetches(std::int64_t) { return true; }
 
     static constexpr bool kScaled = true;
+    static constexpr std::int64_t kPanelHeader = kPanel * sizeof(float);
     static constexpr std::int64_t header_bytes(std::int64_t k) {
         return (groups(k) * static_cast<std::int64_t>(sizeof(float)) + 63) / 64 * 64;
     }
 
-    static inline __attribute__((always_inline)) void load(const T* weights, __m256i (&columns)[2]) {
+    static inline __attribute__((always_inline)) void load(const T* weights, NativeInt (&columns)[2]) {
+        const auto* bytes = reinterpret_cast<const std::uint8_t*>(weights);
         if constexpr (std::is_same_v<T, Shifted>) {
-            const __m256i powers = _mm256_setr_epi8(1, 2, 4, 8, 16, 32, 64, 0, -1, -2, -4, -8, -16, -32, -64, 0,  //
-                                                    1, 2, 4, 8, 16, 32, 64, 0, -1, -2, -4, -8, -16, -32, -64, 0);
-            const __m256i halves = _mm256_broadcastsi128_si256(load_128(weights + 32));
-            const __m256i places = _mm256_srlv_epi32(halves, _mm256_setr_epi32(0, 0, 0, 0, 4, 4, 4, 4));
-            const __m256i factors = _mm256_shuffle_epi8(powers, _mm256_and_si256(places, _mm256_set1_epi8(15)));
-            const __m256i significands = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(weights));
-            const __m256i even = _mm256_set1_epi16(0xff);
-            columns[0] = _mm256_maddubs_epi16(_mm256_and_si256(significands, even), factors);
-            columns[1] = _mm256_maddubs_epi16(_mm256_andnot_si256(even, significands), factors);
+            const __m128i powers = _mm_setr_epi8(1, 2, 4, 8, 16, 32, 64, 0, -1, -2, -4, -8, -16, -32, -64, 0);
+            NativeBits half_shifts{};
+            for (int i = kNativeLanes / 2; i < kNativeLanes; ++i) half_shifts[i] = 4;
+            const NativeBits places = load_half_twice(bytes + 4 * kNativeLanes) >> half_shifts;
+            const NativeInt factors = look_up(powers, places & 0x0f0f0f0fu);
+            const NativeBits significands = load_bits(bytes);
+            columns[0] = multiply_bytes(significands & 0x00ff00ffu, factors);
+            columns[1] = multiply_bytes(significands & 0xff00ff00u, factors);
         } else if constexpr (sizeof(T) == 1) {
-            columns[0] = _mm256_cvtepi8_epi16(load_128(weights));
-            columns[1] = _mm256_cvtepi8_epi16(load_128(weights + 16));
+            columns[0] = widen_bytes(bytes);
+            columns[1] = widen_bytes(bytes + 2 * kNativeLanes);
         } else {
-            columns[0] = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(weights));
-            columns[1] = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(weights + 16));
+            columns[0] = bit_cast<NativeInt>(load_bits(bytes));
+            columns[1] = bit_cast<NativeInt>(load_bits(bytes + 4 * kNativeLanes));
         }
     }
 
     static constexpr bool kUnpacks = sizeof(T) == 1;
     using Unpacked = IntegerProduct<std::int16_t>;
-    static constexpr bool kTileUnpacks = true;
-    static_assert(panels(kTileRows) == 1, "a tile leaves what it unpacks of one panel");
 
-    // In one piece: the compiler would load and multiply ahead, for which there are no registers.
-    static inline __attribute__((always_inline)) void multiply_add(const X* pair, const __m256i (&columns)[2],
-                                                                   __m256i& first, __m256i& second) {
-        __m256i x, product;
+    static inline __attribute__((always_inline)) void multiply_add(const X* pair, const NativeInt (&columns)[2],
+                                                                   NativeInt& first, NativeInt& second) {
+#if defined(__AVX512F__)
+        const NativeInt x = NativeInt{} + static_cast<std::int32_t>(*pair);
+        first = multiply_add_pairs(x, columns[0], first);
+        second = multiply_add_pairs(x, columns[1], second);
+#else
+        // In one piece: the compiler would load and multiply ahead, for which there are no registers.
+        NativeInt x, product;
         asm("vpbroadcastd %4, %2\n\t"
             "vpmaddwd %5, %2, %3\n\t"
             "vpmaddwd %6, %2, %2\n\t"
@@ -95,9 +105,16 @@ struct IntegerProduct {
             "vpaddd %2, %1, %1"
             : "+x"(first), "+x"(second), "=&x"(x), "=&x"(product)
             : "m"(*pair), "x"(columns[0]), "x"(columns[1]));
+#endif
     }
 
-    // Whether 12 bits are enough for a column.
+    // Whether 12 bits are enough for some columns.
+    static bool fits(const BFloat16* weights, int columns, std::int64_t k) {
+        for (int c = 0; c < columns; ++c)
+            if (!fits(weights + c * k, k)) return false;
+        return true;
+    }
+
     static bool fits(const BFloat16* column, std::int64_t k) {
         const int top = top_exponent(column, k);
         if (top == kInfinite) return false;
@@ -110,13 +127,20 @@ struct IntegerProduct {
         return some == 0 || (top >= kLeastTop && 4 * small <= some);
     }
 
+    static void put(const Source* weights, const float* scales, int columns, std::int64_t k, char* header, T* panel) {
+        auto* scale = reinterpret_cast<float*>(header);
+        if (scales != nullptr) std::memcpy(scale, scales, static_cast<std::size_t>(columns) * sizeof(float));
+        for (int c = 0; c < columns; ++c) put(weights + c * k, k, c, panel, scale + c);
+    }
+
     static void put(const Source* column, std::int64_t k, int c, T* panel, float* scale) {
-        T* const first = panel + (std::is_same_v<T, Shifted> ? c % 8 * 4 + c / 8 : c / 8 * 16 + c % 8 * 2);
+        const int vector = c / kNativeLanes, lane = c % kNativeLanes;
+        T* const first = panel + (std::is_same_v<T, Shifted> ? lane * 4 + vector : (vector * kNativeLanes + lane) * 2);
         if constexpr (std::is_same_v<T, Shifted>) {
-            const int top = top_exponent(column, k), high = c % 8 / 4 * 4;
+            const int top = top_exponent(column, k), half = kNativeLanes / 2, high = lane / half * 4;
             const float per_unit = units(top);
             *scale = 1 / per_unit;
-            T* const factors = panel + 32 + (c % 4 * 4 + c / 8);
+            T* const factors = panel + 4 * kNativeLanes + (lane % half * 4 + vector);
             for (std::int64_t i = 0; i < k; i += kLanes) {
                 std::uint8_t significands[kLanes], shifts[kLanes];
                 split(load_up_to(column + i, k - i) * broadcast(per_unit), significands, shifts);
@@ -138,15 +162,15 @@ struct IntegerProduct {
         float longest = 1;
         for (std::int64_t p = 0; p < count; ++p) {
             const T* panel = reinterpret_cast<const T*>(panels + p * panel_bytes);
-            __m256 squares[2] = {_mm256_setzero_ps(), _mm256_setzero_ps()};
+            NativeFloat squares[2] = {};
             for (std::int64_t i = begin; i < end; ++i) {
-                __m256i columns[2];
+                NativeInt columns[2];
                 load(panel + i * kStepWeights, columns);
                 for (int c = 0; c < 2; ++c)
-                    squares[c] += _mm256_cvtepi32_ps(_mm256_madd_epi16(columns[c], columns[c]));
+                    squares[c] += __builtin_convertvector(multiply_add_pairs(columns[c], columns[c], NativeInt{}), NativeFloat);
             }
             for (int c = 0; c < 2; ++c)
-                for (int i = 0; i < 8; ++i) longest = squares[c][i] > longest ? squares[c][i] : longest;
+                for (int i = 0; i < kNativeLanes; ++i) longest = squares[c][i] > longest ? squares[c][i] : longest;
         }
         // 2^-10 for what float32 rounds on the way; 7 is the length of 192 errors of rounding, a half each.
         return 0x1p31f * (1 - 0x1p-10f) / std::sqrt(longest) - 7;
@@ -177,7 +201,67 @@ private:
 
     static constexpr int kInfinite = 255, kLeastTop = 14;  // exponents as stored; from the latter on, units() is finite
 
-    static __m128i load_128(const T* p) { return _mm_loadu_si128(reinterpret_cast<const __m128i*>(p)); }
+    static NativeBits load_bits(const std::uint8_t* p) {
+        NativeBits bits;
+        std::memcpy(&bits, p, sizeof(bits));
+        return bits;
+    }
+
+#if defined(__AVX512F__)
+    static __m256i load_half(const std::uint8_t* p) { return _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)); }
+    static NativeBits load_half_twice(const std::uint8_t* p) {
+        return bit_cast<NativeBits>(_mm512_maskz_broadcast_i64x4(0xff, load_half(p)));
+    }
+    static NativeInt widen_bytes(const std::uint8_t* p) {
+        return bit_cast<NativeInt>(_mm512_cvtepi8_epi16(load_half(p)));
+    }
+    static NativeInt look_up(__m128i table, NativeBits places) {
+        const __m512i tables = _mm512_maskz_broadcast_i32x4(0xffff, table);
+        return bit_cast<NativeInt>(_mm512_shuffle_epi8(tables, bit_cast<__m512i>(places)));
+    }
+    // Unsigned bytes times signed ones, neighbours added.
+    static NativeInt multiply_bytes(NativeBits bytes, NativeInt factors) {
+        return bit_cast<NativeInt>(_mm512_maddubs_epi16(bit_cast<__m512i>(bytes), bit_cast<__m512i>(factors)));
+    }
+    static NativeBits larger(NativeBits a, NativeBits b) {
+        return bit_cast<NativeBits>(_mm512_maskz_max_epu32(0xffff, bit_cast<__m512i>(a), bit_cast<__m512i>(b)));
+    }
+    static __m256i round_to_words(const Vec& x) {
+        return _mm512_maskz_cvtsepi32_epi16(0xffff, _mm512_maskz_cvtps_epi32(0xffff, x.part[0]));
+    }
+    static NativeInt multiply_add_pairs(NativeInt a, NativeInt b, NativeInt sum) {
+#if defined(__AVX512VNNI__)
+        return bit_cast<NativeInt>(
+            _mm512_dpwssd_epi32(bit_cast<__m512i>(sum), bit_cast<__m512i>(a), bit_cast<__m512i>(b)));
+#else
+        return sum + bit_cast<NativeInt>(_mm512_madd_epi16(bit_cast<__m512i>(a), bit_cast<__m512i>(b)));
+#endif
+    }
+#else
+    static __m128i load_half(const std::uint8_t* p) { return _mm_loadu_si128(reinterpret_cast<const __m128i*>(p)); }
+    static NativeBits load_half_twice(const std::uint8_t* p) {
+        return bit_cast<NativeBits>(_mm256_broadcastsi128_si256(load_half(p)));
+    }
+    static NativeInt widen_bytes(const std::uint8_t* p) {
+        return bit_cast<NativeInt>(_mm256_cvtepi8_epi16(load_half(p)));
+    }
+    static NativeInt look_up(__m128i table, NativeBits places) {
+        return bit_cast<NativeInt>(_mm256_shuffle_epi8(_mm256_broadcastsi128_si256(table), bit_cast<__m256i>(places)));
+    }
+    static NativeInt multiply_bytes(NativeBits bytes, NativeInt factors) {
+        return bit_cast<NativeInt>(_mm256_maddubs_epi16(bit_cast<__m256i>(bytes), bit_cast<__m256i>(factors)));
+    }
+    static NativeBits larger(NativeBits a, NativeBits b) {
+        return bit_cast<NativeBits>(_mm256_max_epu32(bit_cast<__m256i>(a), bit_cast<__m256i>(b)));
+    }
+    static __m256i round_to_words(const Vec& x) {
+        const __m256i packed = _mm256_packs_epi32(_mm256_cvtps_epi32(x.part[0]), _mm256_cvtps_epi32(x.part[1]));
+        return _mm256_permute4x64_epi64(packed, 0xd8);
+    }
+    static NativeInt multiply_add_pairs(NativeInt a, NativeInt b, NativeInt sum) {
+        return sum + bit_cast<NativeInt>(_mm256_madd_epi16(bit_cast<__m256i>(a), bit_cast<__m256i>(b)));
+    }
+#endif
 
     static int top_exponent(const BFloat16* column, std::int64_t k) {
         std::uint16_t most = 0;
@@ -193,43 +277,37 @@ private:
 
     // Sixteen weights in units of their column, rounded -> their significands, and signs (8) with shifts.
     static void split(const Vec& weights, std::uint8_t* significands, std::uint8_t* shifts) {
-        __m256i parts[2][2];
-        for (int i = 0; i < 2; ++i) {
-            const __m256i whole = _mm256_cvtps_epi32(weights.part[i]), size = _mm256_abs_epi32(whole);
-            const __m256i exponent = _mm256_srli_epi32(_mm256_castps_si256(_mm256_cvtepi32_ps(size)), 23);
-            const __m256i shift = _mm256_max_epi32(_mm256_sub_epi32(exponent, _mm256_set1_epi32(127 + 7)), __m256i{});
-            parts[0][i] = _mm256_srlv_epi32(size, shift);
-            parts[1][i] = _mm256_or_si256(shift, _mm256_slli_epi32(_mm256_srli_epi32(whole, 31), 3));
-        }
-        for (int j = 0; j < 2; ++j) {
-            const __m256i halves = _mm256_permute4x64_epi64(_mm256_packus_epi32(parts[j][0], parts[j][1]), 0xd8);
-            const __m128i bytes = _mm_packus_epi16(_mm256_castsi256_si128(halves), _mm256_extracti128_si256(halves, 1));
-            std::memcpy(j == 0 ? significands : shifts, &bytes, sizeof(bytes));
+        float units[kLanes];
+        store(units, weights);
+        for (int i = 0; i < kLanes; ++i) {
+            const auto whole = static_cast<std::int32_t>(std::nearbyint(units[i]));
+            const std::uint32_t size = static_cast<std::uint32_t>(whole < 0 ? -whole : whole);
+            const int bits = size == 0 ? 0 : 32 - __builtin_clz(size), shift = bits > 8 ? bits - 8 : 0;
+            significands[i] = static_cast<std::uint8_t>(size >> shift);
+            shifts[i] = static_cast<std::uint8_t>(shift | (whole < 0 ? 8 : 0));
         }
     }
 
     // `count` elements of x, those of a group at most -> integers and their scale.
     static void quantize(const float* x, std::int64_t count, float limit, X* out) {
         constexpr int kSize = 2 * kGroup;
-        alignas(32) float padded[kSize];  // cleared where it is used: that takes longer than all the rest
+        alignas(64) float padded[kSize];  // cleared where it is used: that takes longer than all the rest
         if (count < kSize) {
             std::memset(padded, 0, sizeof(padded));
             std::memcpy(padded, x, static_cast<std::size_t>(count) * sizeof(float));
             x = padded;
         }
-        // As integers, magnitudes are ordered like the numbers, with infinity and NaN above all.
-        __m256i most = _mm256_setzero_si256();
-        NativeFloat even{}, odd{};  // in registers: an array of two would wait for its own stores
-        const auto add = [&](NativeFloat part, NativeFloat& squares) {
-            most = _mm256_max_epu32(most, _mm256_slli_epi32(bit_cast<__m256i>(part), 1));
-            squares = native_fma(part, part, squares);
-        };
-        for (int i = 0; i < kSize; i += 2 * kNativeLanes) {
-            add(native_load(x + i), even);
-            add(native_load(x + i + kNativeLanes), odd);
+        Vec squares = zero();
+        NativeBits most{};
+        for (int i = 0; i < kSize; i += kLanes) {
+            const Vec part = OCTAVO_ISA::load(x + i);
+            squares = fma(part, part, squares);
+#pragma GCC unroll 2
+            for (int p = 0; p < kParts; ++p) most = larger(most, bit_cast<NativeBits>(part.part[p]) << 1);
         }
+        // As integers, magnitudes are ordered like the numbers, with infinity and NaN above all.
         const float largest = bit_cast<float>(largest_lane(most) >> 1);
-        float length = std::sqrt(add_lanes(even + odd));
+        float length = std::sqrt(add_lanes(squares));
         if (!(largest > 0x1p-60f && largest < 0x1p60f)) {  // squares that overflow or vanish, or no numbers
             const bool finite = largest <= std::numeric_limits<float>::max();
             if (!finite || largest < 0x1p-110f) {
@@ -242,25 +320,36 @@ private:
         }
         const float by_length = limit / length, by_largest = 32767 / largest;
         const float factor = by_length < by_largest ? by_length : by_largest;
-        const NativeFloat factors = native_broadcast(factor);
-        for (int i = 0; i < kSize; i += 2 * kNativeLanes) {
-            const __m256i low = _mm256_cvtps_epi32(native_load(x + i) * factors);
-            const __m256i high = _mm256_cvtps_epi32(native_load(x + i + kNativeLanes) * factors);
-            const __m256i packed = _mm256_permute4x64_epi64(_mm256_packs_epi32(low, high), 0xd8);
-            std::memcpy(out + i / 2, &packed, sizeof(packed));
+        const Vec factors = broadcast(factor);
+        for (int i = 0; i < kSize; i += kLanes) {
+            const __m256i rounded = round_to_words(OCTAVO_ISA::load(x + i) * factors);
+            std::memcpy(out + i / 2, &rounded, sizeof(rounded));
         }
         out[kGroup] = bit_cast<X>(1 / factor);
     }
 
-    static std::uint32_t largest_lane(__m256i x) {
-        __m128i most = _mm_max_epu32(_mm256_castsi256_si128(x), _mm256_extracti128_si256(x, 1));
+    static std::uint32_t largest_lane(NativeBits x) {
+#if defined(__AVX512F__)
+        return _mm512_reduce_max_epu32(bit_cast<__m512i>(x));
+#else
+        const auto bits = bit_cast<__m256i>(x);
+        __m128i most = _mm_max_epu32(_mm256_castsi256_si128(bits), _mm256_extracti128_si256(bits, 1));
         most = _mm_max_epu32(most, _mm_shuffle_epi32(most, 0x4e));
         most = _mm_max_epu32(most, _mm_shuffle_epi32(most, 0xb1));
         return static_cast<std::uint32_t>(_mm_cvtsi128_si32(most));
+#endif
     }
 
-    static float add_lanes(NativeFloat x) {
-        __m128 sum = _mm_add_ps(_mm256_castps256_ps128(x), _mm256_extractf128_ps(x, 1));
+    // By the tree of reduce_add, without its way through memory.
+    static float add_lanes(const Vec& x) {
+#if defined(__AVX512F__)
+        const auto halves = bit_cast<__m512d>(x);
+        const __m256 by_8 = _mm256_castpd_ps(_mm512_castpd512_pd256(halves)) +
+                            _mm256_castpd_ps(_mm512_maskz_extractf64x4_pd(0xff, halves, 1));
+#else
+        const __m256 by_8 = x.part[0] + x.part[1];
+#endif
+        __m128 sum = _mm_add_ps(_mm256_castps256_ps128(by_8), _mm256_extractf128_ps(by_8, 1));
         sum = _mm_add_ps(sum, _mm_movehl_ps(sum, sum));
         return _mm_cvtss_f32(_mm_add_ss(sum, _mm_shuffle_ps(sum, sum, 1)));
     }

@@ -22,7 +22,8 @@ __attribute__((noinline)) void multiply_integer_tile(const LinearTile<Product>& 
         for (int i = 0; i < (ROWS + 2) / 3; ++i) x[i] += words;
     };
     const typename Product::Weight* weights = t.weights;
-    std::int16_t* unpacked = t.unpacked;
+    char* unpacked = t.unpacked;
+    const std::int64_t unpacked_stride = t.unpacked_stride;
     // Every step prefetches a line of each panel, often one that is on its way: a loop that counts lines would cost
     // registers, which the compiler would take from the sums. With nothing to fetch it is a line that is here already.
     const bool fetches = t.fetch_bytes > 0;
@@ -34,26 +35,25 @@ __attribute__((noinline)) void multiply_integer_tile(const LinearTile<Product>& 
     bool first = t.first;
 
     for (std::int64_t left = t.steps; left > 0; left -= Product::kGroup) {
-        __m256i sum[ROWS][kVecs];
+        NativeInt sum[ROWS][kVecs];
 #pragma GCC unroll 16
         for (int r = 0; r < ROWS; ++r)
 #pragma GCC unroll 16
-            for (int c = 0; c < kVecs; ++c) sum[r][c] = _mm256_setzero_si256();
+            for (int c = 0; c < kVecs; ++c) sum[r][c] = NativeInt{};
         const auto step = [&]() __attribute__((always_inline)) {
 #pragma GCC unroll 4
             for (int p = 0; p < PANELS; ++p) {
-                __m256i columns[2];
+                NativeInt columns[2];
                 __builtin_prefetch(fetch + p * fetch_stride);
                 Product::load(weights + p * panel_stride, columns);
                 if constexpr (UNPACKS) {
-                    _mm256_store_si256(reinterpret_cast<__m256i*>(unpacked), columns[0]);
-                    _mm256_store_si256(reinterpret_cast<__m256i*>(unpacked + 16), columns[1]);
-                    unpacked += 2 * kPanel;
+                    std::memcpy(unpacked + p * unpacked_stride, columns, sizeof(columns));
                 }
 #pragma GCC unroll 16
                 for (int r = 0; r < ROWS; ++r)
                     Product::multiply_add(x[r / 3] + r % 3 * x_stride, columns, sum[r][p * 2], sum[r][p * 2 + 1]);
             }
+            if constexpr (UNPACKS) unpacked += sizeof(NativeInt) * 2;
             fetch += fetch_step;
             weights += Product::kStepWeights;
             advance(1);
@@ -70,7 +70,7 @@ __attribute__((noinline)) void multiply_integer_tile(const LinearTile<Product>& 
 #pragma GCC unroll 16
             for (int c = 0; c < kVecs; ++c, y += kNativeLanes) {
                 const NativeFloat before = first ? native_broadcast(0) : native_load(y);
-                const NativeFloat after = native_fma(_mm256_cvtepi32_ps(sum[r][c]), scale, before);
+                const NativeFloat after = native_fma(__builtin_convertvector(sum[r][c], NativeFloat), scale, before);
                 std::memcpy(y, &after, sizeof(after));
             }
         }
@@ -79,8 +79,8 @@ __attribute__((noinline)) void multiply_integer_tile(const LinearTile<Product>& 
     }
     if (!t.last) return;
 #pragma GCC unroll 16
-    for (int c = 0; c < PANELS; ++c) {
-        const Vec scale = load(t.scales + c * t.scales_stride);
+    for (int c = 0; c < PANELS * kPanelVecs; ++c) {
+        const Vec scale = load_scale(t, c);
         const Vec bias = t.bias != nullptr ? load(t.bias + c * kLanes) : zero();
         for (int r = 0; r < ROWS; ++r) {
             float* y = t.y + r * t.y_stride + c * kLanes;
@@ -95,7 +95,7 @@ struct TileKernel<IntegerProduct<T>> {
 
     template <int ROWS, int PANELS>
     static void run(const LinearTile<Product>& tile) {
-        if constexpr (Product::kUnpacks && PANELS == 1)
+        if constexpr (Product::kUnpacks)
             if (tile.unpacked != nullptr) return multiply_integer_tile<Product, ROWS, PANELS, true>(tile);
         multiply_integer_tile<Product, ROWS, PANELS, false>(tile);
     }

@@ -15,12 +15,14 @@ namespace {
 
 #if defined(__AVX512BF16__)
 using BFloat16Product = DotProduct<BFloat16>;
-using Int8Product = DotProduct<std::int8_t>;
-#elif defined(OCTAVO_INTEGER_PRODUCT)
-using BFloat16Product = FmaProduct<BFloat16>;
-using Int8Product = IntegerProduct<std::int8_t>;
 #else
 using BFloat16Product = FmaProduct<BFloat16>;
+#endif
+#if defined(__AVX512BF16__)
+using Int8Product = DotProduct<std::int8_t>;
+#elif defined(OCTAVO_INTEGER_PRODUCT)
+using Int8Product = IntegerProduct<std::int8_t>;
+#else
 using Int8Product = FmaProduct<std::int8_t>;
 #endif
 
@@ -29,7 +31,9 @@ template <typename F>
 void with_product(std::int64_t weight_type, const F& f) {
     if (weight_type == kFloat32) return f(FmaProduct<float>{});
     if (weight_type == kInt8) return f(Int8Product{});
-#if defined(OCTAVO_INTEGER_PRODUCT)
+#if defined(__AVX512BF16__)
+    if (weight_type == kCoded) return f(DotProduct<Coded>{});
+#elif defined(OCTAVO_INTEGER_PRODUCT)
     if (weight_type == kShifted) return f(IntegerProduct<Shifted>{});
 #endif
     f(BFloat16Product{});
@@ -39,13 +43,23 @@ void with_product(std::int64_t weight_type, const F& f) {
 std::int64_t stored_type(const void* weight, std::int64_t weight_type, std::int64_t n, std::int64_t k,
                          std::int64_t num_threads) {
 #if defined(OCTAVO_INTEGER_PRODUCT)
+#if defined(__AVX512BF16__)
+    using Product = DotProduct<Coded>;
+    constexpr std::int64_t kTwelveBits = kCoded;
+#else
+    using Product = IntegerProduct<Shifted>;
+    constexpr std::int64_t kTwelveBits = kShifted;
+#endif
     if (weight_type == kBFloat16) {
         std::atomic<bool> fits = true;
-        parallel_ranges(n, num_threads, [&](std::int64_t begin, std::int64_t end) {
-            for (std::int64_t c = begin; c < end && fits; ++c)
-                if (!IntegerProduct<Shifted>::fits(static_cast<const BFloat16*>(weight) + c * k, k)) fits = false;
+        parallel_ranges((n + kPanel - 1) / kPanel, num_threads, [&](std::int64_t begin, std::int64_t end) {
+            for (std::int64_t panel = begin; panel < end && fits; ++panel) {
+                const std::int64_t first = panel * kPanel, columns = n - first < kPanel ? n - first : kPanel;
+                const auto* weights = static_cast<const BFloat16*>(weight) + first * k;
+                if (!Product::fits(weights, static_cast<int>(columns), k)) fits = false;
+            }
         });
-        return fits ? kShifted : kBFloat16;
+        return fits ? kTwelveBits : kBFloat16;
     }
 #else
     (void)weight, (void)n, (void)k, (void)num_threads;

@@ -1,6 +1,8 @@
 // The linear layer as threads of one team call it, and what its kernels share: arguments, pieces, the panel's width.
 #pragma once
 
+#include <type_traits>
+
 #include "simd.h"
 
 namespace octavo::OCTAVO_ISA {
@@ -13,13 +15,13 @@ constexpr int kPanel = 16;
 #endif
 constexpr int kPanelVecs = kPanel / kLanes;
 
-// AVX2 without AVX-512 computes products of bfloat16 and int8 weights in integers (integer_product.h).
-#if defined(OCTAVO_AVX2) && !defined(__AVX512F__)
+// AVX2 and AVX-512 compute products of bfloat16 and int8 weights in integers (integer_product.h).
+#if defined(OCTAVO_AVX2)
 #define OCTAVO_INTEGER_PRODUCT
 #endif
 
 // How weights are stored. The numbers of the first three are those of packed_linear.py.
-enum WeightType : std::int64_t { kFloat32 = 0, kBFloat16 = 1, kInt8 = 2, kShifted = 3 };
+enum WeightType : std::int64_t { kFloat32 = 0, kBFloat16 = 1, kInt8 = 2, kShifted = 3, kCoded = 4 };
 
 // A prepared layer, in the order of PackedLinear.description.
 struct LinearWeights {
@@ -55,14 +57,23 @@ struct PlainProduct {
     static constexpr std::int64_t kGroup = 1;  // steps: slices are cut at multiples of it
     static std::int64_t x_offset(std::int64_t step) { return step; }
 
-    static constexpr bool kTileUnpacks = false;
-
-    static constexpr bool kScaled = sizeof(T) == 1;                            // each panel begins with its scales
     static constexpr std::int64_t header_bytes(std::int64_t) { return 0; }  // before the first panel
+    static constexpr bool kScaled = std::is_same_v<T, std::int8_t>;         // each panel's header has its scales
+    static constexpr std::int64_t kPanelHeader = kScaled ? kPanel * sizeof(float) : 0;
 
-    // Puts column c, k weights, into its panel.
-    static void put(const T* column, std::int64_t k, int c, T* panel, float*) {
-        for (std::int64_t i = 0; i < k; ++i) panel[Product::place(i, c)] = column[i];
+    // Packs columns [columns, k] into a panel of zeros and its header.
+    static void put(const T* weights, const float* scales, int columns, std::int64_t k, char* header, T* panel) {
+        if (kScaled) std::memcpy(header, scales, static_cast<std::size_t>(columns) * sizeof(float));
+        for (int c = 0; c < columns; ++c)
+            for (std::int64_t i = 0; i < k; ++i) panel[Product::place(i, c)] = weights[c * k + i];
+    }
+
+    // What a panel's weights are decoded by.
+    struct Table {};
+    static Table table(const char*) { return {}; }
+    template <typename Columns>
+    static inline __attribute__((always_inline)) void decode(const T* weights, Table, Columns& columns) {
+        Product::load(weights, columns);
     }
 };
 

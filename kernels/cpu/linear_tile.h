@@ -12,13 +12,14 @@ struct LinearTile {
     std::int64_t x_stride;
     const typename Product::Weight* weights;
     std::int64_t panel_stride;
-    std::int16_t* unpacked;  // where a product whose tiles unpack leaves the panel's weights; nullptr: nowhere
+    char* unpacked;  // where a product that unpacks leaves the weights for other tiles; nullptr: nowhere
+    std::int64_t unpacked_stride;  // bytes from a panel to the next
     std::int64_t steps;
     float* y;  // whole vectors of it
     std::int64_t y_stride;
     bool first, last;     // slice of k: sums start at zero; scales and bias come last
-    const float* scales;  // of the first panel; nullptr: none
-    std::int64_t scales_stride;
+    const char* header;   // of the first panel
+    std::int64_t header_stride;
     const float* bias;  // whole vectors; nullptr: none
 
     // What to fetch meanwhile: `fetch_bytes` of each panel of the next slice for every kBurst steps.
@@ -27,17 +28,27 @@ struct LinearTile {
     static constexpr std::int64_t kBurst = 8;
 };
 
+// Of the tile's vector c of columns.
+template <typename Product>
+Vec load_scale(const LinearTile<Product>& t, int c) {
+    const char* header = t.header + c / kPanelVecs * t.header_stride;
+    return load(reinterpret_cast<const float*>(header) + c % kPanelVecs * kLanes);
+}
+
 // One step: the sums' next multiply-adds.
 template <typename Product, int ROWS, int PANELS>
 inline __attribute__((always_inline)) void multiply_step(const typename Product::X* const (&x)[(ROWS + 2) / 3],
                                                          std::int64_t x_stride,
                                                          const typename Product::Weight* weights,
                                                          std::int64_t panel_stride,
+                                                         const typename Product::Table (&tables)[PANELS],
+                                                         char* unpacked, std::int64_t unpacked_stride,
                                                          Vec (&sum)[ROWS][PANELS * kPanelVecs]) {
 #pragma GCC unroll 4
     for (int p = 0; p < PANELS; ++p) {
         typename Product::Column columns[kPanelVecs];
-        Product::load(weights + p * panel_stride, columns);
+        Product::decode(weights + p * panel_stride, tables[p], columns);
+        if (unpacked != nullptr) std::memcpy(unpacked + p * unpacked_stride, columns, sizeof(columns));
 #pragma GCC unroll 16
         for (int r = 0; r < ROWS; ++r) {
             const typename Product::Column activation = Product::broadcast(x[r / 3] + r % 3 * x_stride);
@@ -50,7 +61,8 @@ inline __attribute__((always_inline)) void multiply_step(const typename Product:
     }
 }
 
-template <typename Product, int ROWS, int PANELS>
+// UNPACKS: leaves the weights as it decodes them.
+template <typename Product, int ROWS, int PANELS, bool UNPACKS>
 __attribute__((noinline)) void multiply_tile(const LinearTile<Product>& t) {
     constexpr int kVecs = PANELS * kPanelVecs;
     Vec sum[ROWS][kVecs];
@@ -65,10 +77,18 @@ __attribute__((noinline)) void multiply_tile(const LinearTile<Product>& t) {
 #pragma GCC unroll 16
     for (int r = 0; r < ROWS; r += 3) x[r / 3] = t.x + r * x_stride;
     const typename Product::Weight* weights = t.weights;
-    const auto advance = [&](std::int64_t steps) __attribute__((always_inline)) {
-        weights += steps * Product::kStepWeights;
+    typename Product::Table tables[PANELS];
+#pragma GCC unroll 4
+    for (int p = 0; p < PANELS; ++p) tables[p] = Product::table(t.header + p * t.header_stride);
+    char* unpacked = t.unpacked;
+    const std::int64_t unpacked_stride = t.unpacked_stride;
+    const auto step = [&]() __attribute__((always_inline)) {
+        multiply_step<Product, ROWS, PANELS>(x, x_stride, weights, panel_stride, tables, UNPACKS ? unpacked : nullptr,
+                                             unpacked_stride, sum);
+        weights += Product::kStepWeights;
+        if (UNPACKS) unpacked += sizeof(typename Product::Column) * kPanelVecs;
 #pragma GCC unroll 16
-        for (int i = 0; i < (ROWS + 2) / 3; ++i) x[i] += steps;
+        for (int i = 0; i < (ROWS + 2) / 3; ++i) ++x[i];
     };
 
     const char* fetch = t.fetch;
@@ -78,22 +98,16 @@ __attribute__((noinline)) void multiply_tile(const LinearTile<Product>& t) {
     for (; left >= t.kBurst; left -= t.kBurst) {
         for (due += fetch_bytes; fetched < due; fetched += 64)
 #pragma GCC unroll 4
-            for (int p = 0; p < PANELS; ++p) __builtin_prefetch(fetch + p * fetch_stride + fetched);
+            for (int p = 0; p < PANELS; ++p) __builtin_prefetch(fetch + p * fetch_stride + fetched, 0, 2);
 #pragma GCC unroll 8
-        for (int i = 0; i < t.kBurst; ++i) {
-            multiply_step<Product, ROWS, PANELS>(x, x_stride, weights, panel_stride, sum);
-            advance(1);
-        }
+        for (int i = 0; i < t.kBurst; ++i) step();
     }
-    for (; left > 0; --left) {
-        multiply_step<Product, ROWS, PANELS>(x, x_stride, weights, panel_stride, sum);
-        advance(1);
-    }
+    for (; left > 0; --left) step();
 
 #pragma GCC unroll 16
     for (int c = 0; c < kVecs; ++c) {
-        const bool scaled = t.last && t.scales != nullptr;
-        const Vec scale = scaled ? load(t.scales + c / kPanelVecs * t.scales_stride + c % kPanelVecs * kLanes) : zero();
+        const bool scaled = Product::kScaled && t.last;
+        const Vec scale = scaled ? load_scale(t, c) : zero();
         const Vec bias = t.last && t.bias != nullptr ? load(t.bias + c * kLanes) : zero();
 #pragma GCC unroll 16
         for (int r = 0; r < ROWS; ++r) {
@@ -108,7 +122,9 @@ template <typename Product>
 struct TileKernel {
     template <int ROWS, int PANELS>
     static void run(const LinearTile<Product>& tile) {
-        multiply_tile<Product, ROWS, PANELS>(tile);
+        if constexpr (Product::kUnpacks)
+            if (tile.unpacked != nullptr) return multiply_tile<Product, ROWS, PANELS, true>(tile);
+        multiply_tile<Product, ROWS, PANELS, false>(tile);
     }
 };
 

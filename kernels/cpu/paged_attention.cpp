@@ -97,10 +97,10 @@ public:
         SplitAttention<T> attention(cache, static_cast<float>(a.soft_cap), max_rows(a), space.split);
         if (task.split >= 0) {
             const Partial partial = Partial::at(task.partial, block.rows);
-            return attention.attend(block, task.split, partial, keys_of(next)) ? kAttentionOk : kAttentionBlock;
+            return attention.attend(block, task.split, partial, blocks_of(next)) ? kAttentionOk : kAttentionBlock;
         }
         for (std::int64_t split = block.first_split(0); split <= block.last_split(block.rows - 1); ++split) {
-            if (!attention.attend(block, split, space.added, keys_of(next))) return kAttentionBlock;
+            if (!attention.attend(block, split, space.added, blocks_of(next))) return kAttentionBlock;
             merge(block, split, space.added, space.running, cache.head_dim);
         }
         write(task, block, space.running);
@@ -120,8 +120,8 @@ public:
     }
 
 private:
-    // The keys of the first split of a task, that a decode step has; none of nullptr.
-    UpcomingKeys keys_of(const AttentionTask* task) const {
+    // The blocks of the first split of a task, that a decode step has; none of nullptr.
+    UpcomingBlocks blocks_of(const AttentionTask* task) const {
         if (task == nullptr || num_queries(a, task->sequence) > 1) return {};
         const QueryBlock block = describe(a, *task, nullptr);
         const std::int64_t split = task->split >= 0 ? task->split : block.first_split(0);

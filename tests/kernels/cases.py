@@ -9,7 +9,7 @@ import torch
 from kernels.cpu.ops import CpuOps
 
 ROUNDS_ACTIVATIONS = ("x86-64-v4-bf16",)  # instruction sets with bfloat16 dot products
-MULTIPLIES_INTEGERS = ("x86-64-v3",)  # where bfloat16 and int8 weights are multiplied in integers
+MULTIPLIES_INTEGERS = ("x86-64-v4-bf16", "x86-64-v4", "x86-64-v3")
 RUBBISH = (2**31 - 1, -1, 1_000_000, -(2**31))  # what a block-table entry past a sequence's end may hold
 
 
