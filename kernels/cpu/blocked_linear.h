@@ -156,6 +156,7 @@ private:
         tile.last = s.step + s.steps == steps;
         tile.header = header(panel);
         tile.header_stride = bytes;
+        tile.scaled = Product::kScaled;
         tile.bias = a.bias == nullptr ? nullptr : a.bias + column;
         tile.fetch = next;
         tile.fetch_stride = bytes;

@@ -1,6 +1,6 @@
-// The linear layer's inner product in integers (AVX2's vpmaddwd: pairs of products of 16 bits, summed to 32), over
-// weights in bfloat16 or int8. Two instructions give sixteen products where float32 needs as many for each eight that
-// it adds, and they run on four units instead of two: half as fast again was seen.
+// The linear layer's inner product in integers (vpmaddwd: pairs of products of 16 bits, summed to 32), over weights in
+// bfloat16 or int8, with AVX2 or AVX-512. Two instructions give sixteen products where float32 needs as many for each
+// eight that it adds, and they run on four units instead of two: half as fast again was seen.
 //
 // Weights. An int8 weight is an integer already. One of bfloat16 is kept in 12 bits: its sign, the 8 bits s of its
 // significand and a shift t from 0 to 6, for s * 2^t * scale, where the scale of a column is the power of two that
@@ -307,7 +307,7 @@ private:
         }
         // As integers, magnitudes are ordered like the numbers, with infinity and NaN above all.
         const float largest = bit_cast<float>(largest_lane(most) >> 1);
-        float length = std::sqrt(add_lanes(squares));
+        float length = std::sqrt(reduce_add(squares));
         if (!(largest > 0x1p-60f && largest < 0x1p60f)) {  // squares that overflow or vanish, or no numbers
             const bool finite = largest <= std::numeric_limits<float>::max();
             if (!finite || largest < 0x1p-110f) {
@@ -338,20 +338,6 @@ private:
         most = _mm_max_epu32(most, _mm_shuffle_epi32(most, 0xb1));
         return static_cast<std::uint32_t>(_mm_cvtsi128_si32(most));
 #endif
-    }
-
-    // By the tree of reduce_add, without its way through memory.
-    static float add_lanes(const Vec& x) {
-#if defined(__AVX512F__)
-        const auto halves = bit_cast<__m512d>(x);
-        const __m256 by_8 = _mm256_castpd_ps(_mm512_castpd512_pd256(halves)) +
-                            _mm256_castpd_ps(_mm512_maskz_extractf64x4_pd(0xff, halves, 1));
-#else
-        const __m256 by_8 = x.part[0] + x.part[1];
-#endif
-        __m128 sum = _mm_add_ps(_mm256_castps256_ps128(by_8), _mm256_extractf128_ps(by_8, 1));
-        sum = _mm_add_ps(sum, _mm_movehl_ps(sum, sum));
-        return _mm_cvtss_f32(_mm_add_ss(sum, _mm_shuffle_ps(sum, sum, 1)));
     }
 };
 

@@ -20,6 +20,7 @@ struct LinearTile {
     bool first, last;     // slice of k: sums start at zero; scales and bias come last
     const char* header;   // of the first panel
     std::int64_t header_stride;
+    bool scaled;  // headers are scales
     const float* bias;  // whole vectors; nullptr: none
 
     // What to fetch meanwhile: `fetch_bytes` of each panel of the next slice for every kBurst steps.
@@ -106,7 +107,7 @@ __attribute__((noinline)) void multiply_tile(const LinearTile<Product>& t) {
 
 #pragma GCC unroll 16
     for (int c = 0; c < kVecs; ++c) {
-        const bool scaled = Product::kScaled && t.last;
+        const bool scaled = t.scaled && t.last;
         const Vec scale = scaled ? load_scale(t, c) : zero();
         const Vec bias = t.last && t.bias != nullptr ? load(t.bias + c * kLanes) : zero();
 #pragma GCC unroll 16

@@ -178,19 +178,37 @@ OCTAVO_LANEWISE(where_minus_infinity(const Vec& x, const Vec& value, const Vec& 
 #undef OCTAVO_LANEWISE
 
 // One fixed tree for every instruction set: lanes 8 apart, then 4, 2, 1.
-inline float reduce_add(const Vec& x) {
+template <typename F, typename G>
+inline float reduce(const Vec& x, const F& each, const G& one) {
+#if defined(OCTAVO_AVX2)
+#if defined(__AVX512F__)
+    const auto halves = bit_cast<__m512d>(x);
+    const __m256 by_8 = each(_mm256_castpd_ps(_mm512_castpd512_pd256(halves)),
+                             _mm256_castpd_ps(_mm512_maskz_extractf64x4_pd(0xff, halves, 1)));
+#else
+    const __m256 by_8 = each(x.part[0], x.part[1]);
+#endif
+    const __m256 by_4 = each(by_8, _mm256_permute2f128_ps(by_8, by_8, 1));
+    const __m256 by_2 = each(by_4, _mm256_permute_ps(by_4, 0x4e));
+    return one(by_2[0], by_2[1]);
+#else
+    (void)each;
     float lanes[kLanes];
     store(lanes, x);
     for (int width = kLanes / 2; width > 0; width /= 2)
-        for (int i = 0; i < width; ++i) lanes[i] += lanes[i + width];
+        for (int i = 0; i < width; ++i) lanes[i] = one(lanes[i], lanes[i + width]);
     return lanes[0];
+#endif
+}
+
+inline float reduce_add(const Vec& x) {
+    const auto add = [](auto a, auto b) __attribute__((always_inline)) { return a + b; };
+    return reduce(x, add, add);
 }
 
 inline float reduce_max(const Vec& x) {
-    float lanes[kLanes];
-    store(lanes, x);
-    for (int i = 1; i < kLanes; ++i) lanes[0] = lanes[i] > lanes[0] ? lanes[i] : lanes[0];
-    return lanes[0];
+    const auto larger = [](auto a, auto b) __attribute__((always_inline)) { return a > b ? a : b; };
+    return reduce(x, larger, larger);
 }
 
 // exp(x) to about 1 ulp for x in [-87.3, 88.3]; below and above it stays at the bound's value. NaN stays NaN.

@@ -9,7 +9,7 @@ import torch
 from kernels.cpu.ops import CpuOps
 
 ROUNDS_ACTIVATIONS = ("x86-64-v4-bf16",)  # instruction sets with bfloat16 dot products
-MULTIPLIES_INTEGERS = ("x86-64-v4-bf16", "x86-64-v4", "x86-64-v3")
+MULTIPLIES_INTEGERS = ("x86-64-v4", "x86-64-v3")  # where bfloat16 and int8 weights are multiplied in integers
 RUBBISH = (2**31 - 1, -1, 1_000_000, -(2**31))  # what a block-table entry past a sequence's end may hold
 
 
@@ -23,7 +23,7 @@ def assert_near(actual: torch.Tensor, expected: torch.Tensor, tolerance: float =
 def native_keys(key_cache: torch.Tensor) -> torch.Tensor:
     """Keys [N, G, B, D] as the native ops lay them out: words of 32 bits, [N, G, words of D, B], in the same shape."""
     words = key_cache.view(torch.float32 if key_cache.dtype is torch.bfloat16 else key_cache.dtype)
-    return words.transpose(2, 3).contiguous().view(key_cache.dtype).view(key_cache.shape)
+    return words.transpose(2, 3).reshape(-1).view(key_cache.dtype).view(key_cache.shape)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

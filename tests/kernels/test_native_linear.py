@@ -8,6 +8,8 @@ import torch
 from kernels.cpu.library import NativeLibrary
 from kernels.cpu.ops import CpuOps
 from kernels.cpu.packed_linear import PackedLinear
+from kernels.linear_coded_ref import coded_weight
+from kernels.linear_coded_ref import fits as fits_codes
 from kernels.linear_integer_ref import GROUP, fits, linear_integer, shifted_weight
 from kernels.linear_ref import linear
 from kernels.quantize_int8 import dequantize_int8, quantize_int8
@@ -39,6 +41,7 @@ def expected(
         weight = dequantize_int8(*quantize_int8(weight))
     if storage is not torch.float32 and native.instruction_set in ROUNDS_ACTIVATIONS:
         x = x.bfloat16().float()
+        weight = coded_weight(weight) if storage is torch.bfloat16 else weight
     return linear(x, weight, bias)
 
 
@@ -124,10 +127,16 @@ def test_a_layer_keeps_its_weights_and_little_else(
     native: NativeLibrary, storage: torch.dtype, bytes_per_weight: float
 ) -> None:
     layer = prepare(native, draw(640, 500, storage), None, storage)
-    if storage is torch.bfloat16 and native.instruction_set in MULTIPLIES_INTEGERS:
+    if storage is torch.bfloat16 and native.instruction_set in MULTIPLIES_INTEGERS + ROUNDS_ACTIVATIONS:
         bytes_per_weight = 1.5
     num_bytes = kept_bytes(layer)
     assert 640 * 500 * bytes_per_weight <= num_bytes <= 640 * (500 * bytes_per_weight + 4) + 64
+
+
+def padded(native: NativeLibrary, n: int) -> int:
+    """Channels in whole panels."""
+    panel = 32 if native.instruction_set in ("x86-64-v4", "x86-64-v4-bf16") else 16
+    return -(-n // panel) * panel
 
 
 def kept_bytes(layer: PackedLinear) -> int:
@@ -135,7 +144,7 @@ def kept_bytes(layer: PackedLinear) -> int:
 
 
 class TestIntegers:
-    """What bfloat16 and int8 weights are multiplied in on x86-64-v3."""
+    """What bfloat16 and int8 weights are multiplied in on x86-64-v3 and x86-64-v4."""
 
     @pytest.fixture(autouse=True)
     def _integers(self, native: NativeLibrary) -> None:
@@ -171,7 +180,7 @@ class TestIntegers:
         weight = significands * 2.0 ** torch.randint(-60, -53, (48, 64))
         weight[:, 0] = 255 * 2.0**-54
         layer = prepare(native, weight.bfloat16(), None, torch.bfloat16)
-        assert weight.bfloat16().float().equal(weight) and kept_bytes(layer) < 48 * 64 * 2
+        assert weight.bfloat16().float().equal(weight) and kept_bytes(layer) < padded(native, 48) * 64 * 2
         assert torch.equal(layer(torch.eye(64)).T, weight)  # a lone element of x is an integer and its scale exactly
 
     @pytest.mark.parametrize("scale", [2.0**-20, 2.0**20])
@@ -197,7 +206,7 @@ class TestIntegers:
         if outlier < 1:  # all so small that what makes them integers would be no number
             weight[17] *= outlier * 10
         layer = prepare(native, weight, None, torch.bfloat16)
-        assert not fits(weight) and kept_bytes(layer) == 48 * 576 * 2
+        assert not fits(weight) and kept_bytes(layer) == padded(native, 40) * 576 * 2
         y, exact = layer(x), x @ weight.float().T
         others = [n for n in range(40) if n != 17]
         assert_near(y[:, others], exact[:, others])
@@ -226,7 +235,7 @@ class TestIntegers:
         weight = draw(40, 576, torch.bfloat16)
         weight[17] = 0
         layer = prepare(native, weight, None, torch.bfloat16)
-        assert fits(weight) and kept_bytes(layer) < 48 * 576 * 1.6
+        assert fits(weight) and kept_bytes(layer) < padded(native, 40) * 576 * 1.6
         assert (layer(torch.randn(9, 576))[:, 17] == 0).all()
 
     @pytest.mark.parametrize("bad", [float("inf"), float("-inf"), float("nan")])
@@ -235,6 +244,56 @@ class TestIntegers:
         x[4, 150] = bad
         y = prepare(native, draw(70, 200, torch.bfloat16), None, torch.bfloat16)(x)
         assert y[4].isnan().all() and not y[[0, 1, 2, 3, 5, 6, 7, 8]].isnan().any()
+
+
+class TestCodes:
+    """The 12 bits in which x86-64-v4-bf16 keeps bfloat16 weights."""
+
+    @pytest.fixture(autouse=True)
+    def _codes(self, native: NativeLibrary) -> None:
+        if native.instruction_set not in ROUNDS_ACTIVATIONS:
+            pytest.skip("keeps no codes")
+
+    def kept(self, native: NativeLibrary, weight: torch.Tensor) -> torch.Tensor:
+        """What the layer multiplies with: its products with the unit vectors."""
+        return prepare(native, weight, None, torch.bfloat16)(torch.eye(weight.shape[1])).T
+
+    @pytest.mark.parametrize("top", [-119, -60, 0, 1, 100])
+    def test_weights_of_thirteen_powers_of_two_keep_every_bit(self, native: NativeLibrary, top: int) -> None:
+        significands = torch.randint(128, 256, (70, 101)).float() / 128 * torch.randn(70, 101).sign()
+        weight = significands * 2.0 ** torch.randint(top - 12, top + 1, (70, 101)).clamp(min=-124)
+        weight[:, 3] = 0
+        weight[:, 7] = 255 / 128 * 2.0**top
+        assert weight.bfloat16().float().equal(weight) and fits_codes(weight.bfloat16())
+        assert torch.equal(self.kept(native, weight.bfloat16()), weight)
+
+    @pytest.mark.parametrize("n", [1, 31, 32, 33, 70])
+    def test_the_smallest_are_rounded_to_zero_or_the_least_code(self, native: NativeLibrary, n: int) -> None:
+        weight = (
+            torch.randn(n, 200) * 2.0 ** -torch.rand(n, 200).mul(18).where(torch.rand(n, 200) < 0.05, 0)
+        ).bfloat16()
+        assert fits_codes(weight) and not coded_weight(weight).equal(weight.float())
+        assert torch.equal(self.kept(native, weight), coded_weight(weight))
+
+    @pytest.mark.parametrize("outlier", [3e4, 2e38, float("inf"), float("nan"), 1e-38, 1e-40])
+    def test_a_matrix_that_would_change_stays_as_it_is(self, native: NativeLibrary, outlier: float) -> None:
+        weight, x = draw(40, 576, torch.bfloat16), torch.randn(9, 576)
+        weight[17, 5] = outlier
+        if outlier < 1:
+            weight[17] *= outlier * 10
+        layer = prepare(native, weight, None, torch.bfloat16)
+        assert not fits_codes(weight) and kept_bytes(layer) == 64 * 576 * 2
+        y, exact = layer(x), x.bfloat16().float() @ weight.float().T
+        others = [n for n in range(40) if n != 17]
+        assert_near(y[:, others], exact[:, others])
+        if outlier > 1:
+            torch.testing.assert_close(y[:, 17], exact[:, 17], rtol=1e-4, atol=0, equal_nan=True)
+
+    def test_a_small_channel_beside_a_large_one_keeps_its_bits(self, native: NativeLibrary) -> None:
+        weight = draw(64, 576, torch.bfloat16)
+        weight[5] *= 2.0**-7
+        assert not fits_codes(weight)
+        assert torch.equal(self.kept(native, weight), weight.float())
 
 
 @pytest.mark.parametrize(
