@@ -44,7 +44,7 @@ __attribute__((noinline)) void multiply_integer_tile(const LinearTile<Product>& 
 #pragma GCC unroll 4
             for (int p = 0; p < PANELS; ++p) {
                 NativeInt columns[2];
-                __builtin_prefetch(fetch + p * fetch_stride);
+                __builtin_prefetch(fetch + p * fetch_stride, 0, 2);
                 Product::load(weights + p * panel_stride, columns);
                 if constexpr (UNPACKS) {
                     std::memcpy(unpacked + p * unpacked_stride, columns, sizeof(columns));

@@ -15,10 +15,10 @@ class PackedLinear:
     """y = x @ weight.T + bias. The bits of an output row depend on its row of x alone, not on other rows or threads.
 
     weight [N, K] float32 or bfloat16 keeps its dtype in the packed copy, N rounded up to a panel's columns and K to an
-    even number, except that x86-64-v3 keeps bfloat16 in 12 bits where they are enough; bias [N] is kept in float32.
-    With scales [N], weight is int8 and stands for weight * scales[:, None]. Over bfloat16 and int8 weights, the
-    instruction set x86-64-v4-bf16 rounds x to bfloat16 (see dot_product.h) and x86-64-v3 to integers with a scale for
-    every 192 (see integer_product.h); the others keep it in float32, as all do over weights in float32.
+    even number, except that all instruction sets but generic keep bfloat16 in 12 bits where they are enough; bias [N]
+    is kept in float32. With scales [N], weight is int8 and stands for weight * scales[:, None]. Over bfloat16 and int8
+    weights, x86-64-v4-bf16 rounds x to bfloat16 (see dot_product.h), x86-64-v4 and x86-64-v3 to integers with a scale
+    for every 192 (see integer_product.h); generic keeps it in float32, as all do over weights in float32.
     """
 
     __slots__ = (
