@@ -1,4 +1,4 @@
-"""Reference of the linear layer in integers (cpu/integer_product.h): x86-64-v3 and v4 over bfloat16 and int8 weights."""
+"""Reference of the linear layer in integers (cpu/integer_product.h): x86-64-v3, v4 over bfloat16 and int8 weights."""
 
 from __future__ import annotations
 
