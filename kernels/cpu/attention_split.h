@@ -3,8 +3,8 @@
 // A split is kSplit keys counted from position 0, so it is the same split whether a query arrives in a whole prompt, a
 // chunk or a decode step, and whatever a window has trimmed. Within a split: a score is one multiply-add chain over the
 // head dimension, then the soft cap; the weights add up by key position modulo 16, then a fixed tree; an output element
-// is one chain over the keys in order. Keys that a query does not see add exact zeros. Splits merge from the first to the last. Hence a
-// query's result depends on its position, the keys it sees and nothing else.
+// is one chain over the keys in order (attention_dot.h: in pairs). Keys that a query does not see add exact zeros. Splits
+// merge from the first to the last. Hence a query's result depends on its position, the keys it sees and nothing else.
 //
 // The cache. Values lie as [num_blocks, kv_heads, block_size, D]. A block's keys lie transposed, as words of 32 bits:
 // one float, or two bfloat16 that are neighbours in the head, the lower in the low half. Word w of a key is in row w of
@@ -210,8 +210,8 @@ private:
         const std::int64_t parts = cache_.block_size / kLanes, id = next_.count == 0 ? -1 : *next_.blocks;
         if (id < 0 || id >= cache_.num_blocks || parts == 0) return reinterpret_cast<const char*>(scores_);
         const T* cache = next_part_ < parts ? cache_.keys : cache_.values;
-        const char* block = reinterpret_cast<const char*>(cache) + (id * cache_.kv_heads + next_.kv_head) * block_bytes();
-        const char* part = block + next_part_ % parts * part_bytes();
+        const std::int64_t first = (id * cache_.kv_heads + next_.kv_head) * block_bytes();
+        const char* part = reinterpret_cast<const char*>(cache) + first + next_part_ % parts * part_bytes();
         if (++next_part_ == 2 * parts) {
             next_part_ = 0;
             ++next_.blocks;
@@ -444,6 +444,7 @@ private:
     void weigh_chunks(std::ptrdiff_t first, std::int64_t column, Partial out) {
         static constexpr BFloat16 kZeros[32 * CHUNKS] = {};
         const std::int64_t head_dim = cache_.head_dim, left = head_dim - column - 32 * (CHUNKS - 1);
+        const std::int64_t per_key = next_.count > 0 ? part_bytes() / kLanes : 0;  // to fetch with each
         const float* weights = scores_ + first * kScoreStride;
         ValueSums<ROWS, CHUNKS> sums(left < 32 ? left : 32);
         const BFloat16* even = kZeros;  // the values of the last key, if it is even and has nothing beside it yet
@@ -461,8 +462,8 @@ private:
             while (key + 1 < end) {
                 const char* next = fetch_next();
                 for (int i = 0; i < kLanes && key + 1 < end; i += 2, key += 2, values += 2 * head_dim) {
-                    for (const char* of_pair = next + 4 * head_dim; next < of_pair; next += 64)
-                        __builtin_prefetch(next, 0, 2);
+                    const char* const of_pair = next + 2 * per_key;
+                    for (; next < of_pair; next += 64) __builtin_prefetch(next, 0, 2);
                     sums.add(values, values + head_dim, weights + key / 2, kScoreStride);
                 }
             }
@@ -478,6 +479,7 @@ private:
     void weigh_columns(const Segment<V>* segments, int count, int rows, Partial out, std::int64_t column = 0) {
         constexpr int kBurst = sizeof(V) < sizeof(float) ? 4 : kLanes;
         const std::int64_t head_dim = cache_.head_dim;
+        const std::int64_t per_key = next_.count > 0 ? part_bytes() / kLanes : 0;  // to fetch with each
         for (; column + VECS * kLanes <= head_dim; column += VECS * kLanes) {
             for_row_tiles<MAX_ROWS>(rows, [&](std::ptrdiff_t first, auto tile_rows) {
                 constexpr int kRows = decltype(tile_rows)::value;
@@ -489,8 +491,8 @@ private:
                         const char* next = fetch_next();
                         const int end = segment.count - k < kLanes ? segment.count : k + kLanes;
                         for (int i = k; i < end; i += kBurst) {
-                            for (const char* of_burst = next + kBurst * sizeof(V) * head_dim; next < of_burst; next += 64)
-                                __builtin_prefetch(next, 0, 2);
+                            const char* const of_burst = next + kBurst * per_key;
+                            for (; next < of_burst; next += 64) __builtin_prefetch(next, 0, 2);
                             tile.accumulate(scores_ + first * kScoreStride + segment.begin + i, kScoreStride,
                                             RowColumns<V>{segment.values + column + i * head_dim, head_dim},
                                             end - i < kBurst ? end - i : kBurst);

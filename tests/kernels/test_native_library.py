@@ -102,6 +102,20 @@ def test_avx2_and_avx512_agree_bit_for_bit(name: str) -> None:
     assert torch.equal(case.call_native(wide), case.call_native(narrow))
 
 
+@pytest.mark.parametrize("quantization", ["none", "int8"])
+def test_avx2_and_avx512_multiply_the_same_integers(quantization: str) -> None:
+    if "x86-64-v4" not in library.available_instruction_sets():
+        pytest.skip("this processor has no x86-64-v4")
+    weight, bias, x = torch.randn(100, 700).bfloat16(), torch.randn(100), torch.randn(29, 700)
+    if quantization == "int8":
+        weight = weight.float()
+    wide, narrow = (
+        CpuOps(library.load(isa), num_threads=2, quantization=quantization).prepare_linear(weight, bias)
+        for isa in ("x86-64-v4", "x86-64-v3")
+    )
+    assert torch.equal(wide(x), narrow(x))
+
+
 def test_a_missing_compiler_is_one_clear_line(tmp_path: Path) -> None:
     copy_sources(tmp_path, with_library=False)
     done = run_without_compiler(tmp_path, "-m", "kernels.cpu.build")
