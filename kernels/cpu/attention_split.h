@@ -12,6 +12,7 @@
 #pragma once
 
 #include "attention_dot.h"
+#include "attention_fetch.h"
 #include "tile.h"
 
 namespace octavo::OCTAVO_ISA {
@@ -20,13 +21,6 @@ constexpr int kSplit = 256;
 constexpr int kKeyTile = 2 * kLanes;
 constexpr int kFetchAhead = 4;  // blocks of keys
 constexpr int kScoreStride = kSplit + kLanes;  // off the power of two that would map all rows to few cache sets
-
-template <typename T>
-struct PagedCache {
-    const T* keys;
-    const T* values;
-    std::int64_t num_blocks, kv_heads, block_size, head_dim;
-};
 
 // A range of keys, counted from the start of a split.
 struct KeyRange {
@@ -58,12 +52,6 @@ struct QueryBlock {
     }
 };
 
-// The blocks that the thread wants next: `count` entries of a block table.
-struct UpcomingBlocks {
-    const std::int32_t* blocks = nullptr;
-    std::int64_t count = 0, kv_head = 0;
-};
-
 // Unnormalised attention: the largest score of each row, its sum of weights and its weighted values.
 struct Partial {
     float* max;  // [rows]
@@ -74,7 +62,8 @@ struct Partial {
     static Partial at(float* memory, std::int64_t rows) { return {memory, memory + rows, memory + 2 * rows}; }
 };
 
-// Query blocks of up to so many rows read bfloat16 as it lies in the cache; for more it is widened once for all of them.
+// Query blocks of up to so many rows read bfloat16 as it lies in the cache; for more it is widened once for all of them,
+// unless there are dot products of it.
 constexpr int kFewRows = kNativeLanes == 16 ? 12 : 3;
 
 // Elements d and d + 1 of 16 keys each, from a row of their words.
@@ -134,8 +123,7 @@ public:
         // for, and into the first level they would come half as fast. Of float32, of which there is twice as much, a
         // block or two before each tile was seen to do better.
         const bool few = block.rows <= kFewRows, bursts = few && kPerWord == 1;
-        next_ = few && !bursts ? next : UpcomingBlocks();
-        next_part_ = 0;
+        fetch_.begin(few && !bursts ? next : UpcomingBlocks());
         round_queries(block);
         for (int s = 0; bursts && s < kFetchAhead; ++s) fetch_keys(s);
         int fetched = 0;
@@ -201,30 +189,7 @@ private:
 
     // As much as a head's part of a block: keys are all over it, however few of them are meant.
     void fetch(const void* begin) const {
-        for (std::int64_t i = 0; i < block_bytes(); i += 64) __builtin_prefetch(static_cast<const char*>(begin) + i);
-    }
-
-    // As many bytes of the next task's keys or values as 16 of either have, to fetch meanwhile: of each block its keys,
-    // then its values. What is here already if there are none left.
-    const char* fetch_next() {
-        const std::int64_t parts = cache_.block_size / kLanes, id = next_.count == 0 ? -1 : *next_.blocks;
-        if (id < 0 || id >= cache_.num_blocks || parts == 0) return reinterpret_cast<const char*>(scores_);
-        const T* cache = next_part_ < parts ? cache_.keys : cache_.values;
-        const std::int64_t first = (id * cache_.kv_heads + next_.kv_head) * block_bytes();
-        const char* part = reinterpret_cast<const char*>(cache) + first + next_part_ % parts * part_bytes();
-        if (++next_part_ == 2 * parts) {
-            next_part_ = 0;
-            ++next_.blocks;
-            --next_.count;
-        }
-        return part;
-    }
-
-    std::int64_t part_bytes() const { return kLanes * cache_.head_dim * static_cast<std::int64_t>(sizeof(T)); }
-
-    // Of one head.
-    std::int64_t block_bytes() const {
-        return cache_.block_size * cache_.head_dim * static_cast<std::int64_t>(sizeof(T));
+        for (std::int64_t i = 0; i < cache_.block_bytes(); i += 64) __builtin_prefetch(static_cast<const char*>(begin) + i);
     }
 
     // The segment of keys [first, first + 16). For 16 that no query sees, a neighbour stands in: `first` becomes its.
@@ -278,7 +243,7 @@ private:
     void score_pairs(const QueryBlock& block, const KeyColumns& keys, float* scores) {
 #if defined(__AVX512BF16__)
         const std::int64_t stride = query_stride(cache_.head_dim);
-        const char* const next[2] = {fetch_next(), fetch_next()};
+        const char* const next[2] = {fetch_.next(), fetch_.next()};
         for_row_tiles<kTileRows<float>>(block.rows, [&](std::ptrdiff_t first, auto tile_rows) {
             constexpr int kRows = decltype(tile_rows)::value;
             const DotTile<kRows, 2> tile = dot_keys<kRows>(pairs_ + first * stride, stride, cache_.head_dim / 2,
@@ -322,7 +287,7 @@ private:
     template <int ROWS>
     void score_few(const QueryBlock& block, const KeyColumns& keys, float* scores) {
         constexpr int kTogether = kNativeLanes >= 8 || ROWS == 1 ? 2 : 1;
-        const char* const next[2] = {fetch_next(), fetch_next()};
+        const char* const next[2] = {fetch_.next(), fetch_.next()};
         for (int group = 0; group < 2; group += kTogether) {
             Tile<ROWS, kTogether> tile;
             tile.clear();
@@ -444,7 +409,7 @@ private:
     void weigh_chunks(std::ptrdiff_t first, std::int64_t column, Partial out) {
         static constexpr BFloat16 kZeros[32 * CHUNKS] = {};
         const std::int64_t head_dim = cache_.head_dim, left = head_dim - column - 32 * (CHUNKS - 1);
-        const std::int64_t per_key = next_.count > 0 ? part_bytes() / kLanes : 0;  // to fetch with each
+        const std::int64_t per_key = fetch_.bytes_per_key();
         const float* weights = scores_ + first * kScoreStride;
         ValueSums<ROWS, CHUNKS> sums(left < 32 ? left : 32);
         const BFloat16* even = kZeros;  // the values of the last key, if it is even and has nothing beside it yet
@@ -460,10 +425,9 @@ private:
                 ++key;
             }
             while (key + 1 < end) {
-                const char* next = fetch_next();
+                const char* next = fetch_.next();
                 for (int i = 0; i < kLanes && key + 1 < end; i += 2, key += 2, values += 2 * head_dim) {
-                    const char* const of_pair = next + 2 * per_key;
-                    for (; next < of_pair; next += 64) __builtin_prefetch(next, 0, 2);
+                    fetch_lines(next, 2 * per_key);
                     sums.add(values, values + head_dim, weights + key / 2, kScoreStride);
                 }
             }
@@ -479,7 +443,7 @@ private:
     void weigh_columns(const Segment<V>* segments, int count, int rows, Partial out, std::int64_t column = 0) {
         constexpr int kBurst = sizeof(V) < sizeof(float) ? 4 : kLanes;
         const std::int64_t head_dim = cache_.head_dim;
-        const std::int64_t per_key = next_.count > 0 ? part_bytes() / kLanes : 0;  // to fetch with each
+        const std::int64_t per_key = fetch_.bytes_per_key();
         for (; column + VECS * kLanes <= head_dim; column += VECS * kLanes) {
             for_row_tiles<MAX_ROWS>(rows, [&](std::ptrdiff_t first, auto tile_rows) {
                 constexpr int kRows = decltype(tile_rows)::value;
@@ -488,11 +452,10 @@ private:
                 for (int s = 0; s < count; ++s) {
                     const Segment<V>& segment = segments[s];
                     for (int k = 0; k < segment.count; k += kLanes) {
-                        const char* next = fetch_next();
+                        const char* next = fetch_.next();
                         const int end = segment.count - k < kLanes ? segment.count : k + kLanes;
                         for (int i = k; i < end; i += kBurst) {
-                            const char* const of_burst = next + kBurst * per_key;
-                            for (; next < of_burst; next += 64) __builtin_prefetch(next, 0, 2);
+                            fetch_lines(next, kBurst * per_key);
                             tile.accumulate(scores_ + first * kScoreStride + segment.begin + i, kScoreStride,
                                             RowColumns<V>{segment.values + column + i * head_dim, head_dim},
                                             end - i < kBurst ? end - i : kBurst);
@@ -518,8 +481,7 @@ private:
     float* pairs_;        // [rows, query_stride] words, instead of those
     Segment<T> segments_[kSplit];
     int num_segments_ = 0;
-    UpcomingBlocks next_;  // of which nothing was fetched yet
-    std::int64_t next_part_ = 0;  // of the first
+    BlockFetch<T> fetch_{cache_, scores_};
 };
 
 // Folds the partial of `split` into the running one; called from a block's first split to its last.
