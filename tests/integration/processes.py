@@ -7,7 +7,10 @@ Every process writes its log to a file. A failing test shows the tails of the lo
 
 from __future__ import annotations
 
+import contextlib
+import itertools
 import os
+import secrets
 import signal
 import socket
 import subprocess
@@ -28,12 +31,23 @@ LOG_TAIL_LINES = 40
 _FORKED = ("worker", "tests.integration.deadly_worker")
 
 
+# Below the ports that Linux gives to outgoing connections, one of which could take a service's before it listens. From
+# a random one on, since another run of the tests may be under way on the machine.
+_PORTS = range(10_000, 32_000)
+_FIRST = secrets.randbelow(len(_PORTS))
+_upcoming_ports = itertools.cycle([*_PORTS[_FIRST:], *_PORTS[:_FIRST]])
+
+
 def free_port() -> int:
-    """A loopback port that was free a moment ago; taken up front so that a restarted service keeps its address."""
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        port: int = listener.getsockname()[1]
-    return port
+    """A loopback port that nothing listens on; taken up front so that a restarted service keeps its address.
+
+    One that the system picks is free again at once, and was seen to be given to two services of a test.
+    """
+    while True:
+        port: int = next(_upcoming_ports)
+        with socket.socket() as listener, contextlib.suppress(OSError):
+            listener.bind(("127.0.0.1", port))
+            return port
 
 
 def wait_until(probe: Callable[[], _T], what: str, cap_s: float = WAIT_CAP_S) -> _T:
