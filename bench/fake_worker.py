@@ -54,14 +54,17 @@ class FakeWorker(worker_pb2_grpc.WorkerServiceServicer):
             if request.WhichOneof("kind") == "open":
                 yield pb.ExecuteResponse(opened=pb.Opened(group_epoch=request.open.group_epoch))
                 continue
-            step, samples = request.plan.step_id, request.plan.scheduled.max_samples
-            tokens = [step % LOGITS_WIDTH] * sum(samples)
-            if self._pace is not None:
-                wait_s = self._pace.wait_s(step, time.monotonic())
-                if wait_s:
-                    await asyncio.sleep(wait_s)
-                self._pace.done(step, time.monotonic())
-            yield pb.ExecuteResponse(result=pb.StepResult(step_id=step, num_sampled=samples, tokens=tokens))
+            results = [await self._execute(plan) for plan in request.plans.plans]
+            yield pb.ExecuteResponse(results=pb.StepResults(results=results))
+
+    async def _execute(self, plan: pb.StepPlan) -> pb.StepResult:
+        step, samples = plan.step_id, plan.scheduled.max_samples
+        if self._pace is not None:
+            wait_s = self._pace.wait_s(step, time.monotonic())
+            if wait_s:
+                await asyncio.sleep(wait_s)
+            self._pace.done(step, time.monotonic())
+        return pb.StepResult(step_id=step, num_sampled=samples, tokens=[step % LOGITS_WIDTH] * sum(samples))
 
 
 async def main() -> None:

@@ -1,8 +1,8 @@
 """Octavo as its users meet it: a scheduler and a worker process, gRPC, and the Python client in this process.
 
-`python -m bench.octavo MODEL_DIR` serves the commands of `measure.serve`. One request is streamed token by token, as
-its latency is what is measured; of several only the whole answers are asked for. With `--streamed` every token of
-these, too, is a message of its own.
+`python -m bench.octavo MODEL_DIR` serves the commands of `measure.serve`. One request is streamed, as its latency is what
+is measured; of several only the whole answers are asked for. With `--streamed` the tokens of these, too, are sent as they
+come.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class Octavo:
     def __init__(self, model: str, *, streamed: bool) -> None:
         self._model = model
         self._streamed = streamed
-        messages = "token by token" if streamed else "whole answers, or token by token for one request"
+        messages = "streamed" if streamed else "whole answers, or streamed for one request"
         self.settings: Mapping[str, Any] = {
             "threads": THREADS,
             "dtype": "bfloat16",
@@ -98,7 +98,7 @@ async def _complete(client: AsyncClient, requests: Sequence[Request]) -> Outcome
 
 
 async def _stream(client: AsyncClient, requests: Sequence[Request]) -> Outcome:
-    """Sends all requests at once and reads them token by token to their ends."""
+    """Sends all requests at once and reads them as they come to their ends."""
     begin = time.perf_counter()
     parts = await asyncio.gather(*(_one(client, request, begin) for request in requests))
     seconds = time.perf_counter() - begin

@@ -26,7 +26,7 @@ class SchedulerConfig:
     max_model_len: int | None = None
     max_num_seqs: int = 64
     max_num_batched_tokens: int = 512
-    max_plans_in_flight: int = 2
+    max_plans_in_flight: int = 4
     max_num_waiting: int = 4096
     max_num_waiting_tokens: int = 4_000_000
     max_overtakes: int = 8
@@ -72,8 +72,8 @@ class SchedulerConfig:
                 raise ConfigError(f"--worker must be HOST:PORT, is {target!r}, without a port")
         if self.max_model_len is not None:
             self._at_least("max_model_len", 2)
-        if self.max_plans_in_flight not in (1, 2):
-            raise ConfigError(f"--max-plans-in-flight must be 1 or 2, is {self.max_plans_in_flight}")
+        if self.max_plans_in_flight not in (1, 2, 4):
+            raise ConfigError(f"--max-plans-in-flight must be 1, 2 or 4, is {self.max_plans_in_flight}")
         self._port("port")
         self._port("metrics_port")
 

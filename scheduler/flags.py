@@ -63,7 +63,12 @@ def parser() -> argparse.ArgumentParser:
     flag("--max-model-len", "tokens of prompt plus output at most; none: what the model allows", type=int, metavar="N")
     flag("--max-num-seqs", "sequences that run at once", type=int, metavar="N")
     flag("--max-num-batched-tokens", "tokens computed per step, the token budget", type=int, metavar="N")
-    flag("--max-plans-in-flight", "plans sent ahead of their results: 1 or 2", type=int, metavar="N")
+    flag(
+        "--max-plans-in-flight",
+        "plans sent ahead of their results: 1, 2 or 4; with 4, short decode steps go in pairs",
+        type=int,
+        metavar="N",
+    )
     flag("--max-num-waiting", "sequences that wait for a worker, before more are refused", type=int, metavar="N")
     flag("--max-num-waiting-tokens", "prompt tokens that wait, before more are refused", type=int, metavar="N")
     flag(

@@ -7,7 +7,6 @@ its stream is dropped like a broken one.
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 
 import structlog
@@ -17,10 +16,11 @@ from scheduler.core.errors import ResultMismatchError
 from scheduler.core.handover import Handover, blocks_needed, look, movable
 from scheduler.core.live import LiveSequence
 from scheduler.core.placement import SUSPECT_PATIENCE_NS, Unit, WorkerView
-from scheduler.core.plan import StepPlan
+from scheduler.core.plan import Idle, StepPlan, Waiting
 from scheduler.core.result import End, EndReason, StepOutput
 from scheduler.core.scheduler import Scheduler
 from scheduler.messages import Started
+from scheduler.pipeline import Pipeline
 from scheduler.rates import RateMeter
 from scheduler.step_feed import StepTap
 from scheduler.step_timeout import StepTimeout, Watchdog
@@ -65,7 +65,7 @@ class WorkerLane:
         self._rates = RateMeter(capacity.bytes_per_block)
         self._watchdog = Watchdog(step_timeout)
         self._session: WorkerSession | None = None
-        self._sent: deque[StepPlan] = deque()
+        self._pipeline = Pipeline(core)
         self._away_since_ns: int | None = now_ns
         self._idle_since_ns: int | None = None
         self._fruitless_sessions = 0
@@ -165,9 +165,11 @@ class WorkerLane:
                 session.end(str(error))
                 break
             self._tap.settled(result)
-            self._watchdog.settled(now_ns)
+            plan, answered = self._pipeline.settle(result)
+            if answered:
+                self._watchdog.settled(now_ns)
             self._fruitless_sessions = 0
-            rates = self._rates.observe(self._sent.popleft(), result)
+            rates = self._rates.observe(plan, result)
             if rates is not None:
                 self.core.set_rates(
                     prefill_tokens_per_s=rates.prefill_tokens_per_s, copy_bytes_per_s=rates.copy_bytes_per_s
@@ -203,18 +205,23 @@ class WorkerLane:
     def plan(self, now_ns: int) -> list[Started]:
         """Sends plans as long as the core has any."""
         started: list[Started] = []
-        while self._session is not None and isinstance(plan := self.core.schedule(), StepPlan):
+        while self._session is not None and (plans := self._pipeline.next_message(self._schedule)):
             started += [
                 Started(sequence_id=admission.sequence_id, cached_tokens=admission.num_computed_tokens)
+                for plan in plans
                 for admission in plan.admissions
             ]
-            self._tap.planned(plan)
-            self._sent.append(plan)
-            self._watchdog.sent(sum(plan.num_tokens), now_ns)
-            self._session.send(plan)
-        stalled = self._session is not None and not self._sent and self.num_live > 0
+            self._watchdog.sent(_num_tokens(plans), now_ns)
+            self._session.send(plans)
+        stalled = self._session is not None and not self._pipeline.oldest and self.num_live > 0
         self._idle_since_ns = (self._idle_since_ns or now_ns) if stalled else None
         return started
+
+    def _schedule(self) -> StepPlan | Waiting | Idle:
+        plan = self.core.schedule()
+        if isinstance(plan, StepPlan):
+            self._tap.planned(plan)
+        return plan
 
     def leave(self, now_ns: int) -> None:
         """Gets nothing new from now on; what runs may end here."""
@@ -237,11 +244,11 @@ class WorkerLane:
         if session is None or session.ended is not None or deadline_ns is None or now_ns < deadline_ns:
             return
         self.num_hangs += 1
-        plan = self._sent[0]
-        tokens, timeout = sum(plan.num_tokens), self._step_timeout
+        plans, timeout = self._pipeline.oldest, self._step_timeout
+        tokens = _num_tokens(plans)
         session.end(
-            f"step {plan.step_id} ({tokens} tokens) is overdue: no result within --step-timeout {timeout.base_s:g} s "
-            f"+ {tokens} x --step-timeout-per-token {timeout.per_token_s:g} s"
+            f"step {plans[0].step_id} ({tokens} tokens) is overdue: no result within "
+            f"--step-timeout {timeout.base_s:g} s + {tokens} x --step-timeout-per-token {timeout.per_token_s:g} s"
         )
 
     def _notice_loss(self, now_ns: int) -> tuple[End, ...]:
@@ -250,7 +257,7 @@ class WorkerLane:
             return ()
         log.warning("worker lost", worker=self.address, why=session.ended, running=self.core.num_running)
         self._session = None
-        self._sent.clear()
+        self._pipeline.clear()
         self._watchdog = Watchdog(self._step_timeout)
         self._away_since_ns = now_ns
         self._idle_since_ns = None
@@ -279,6 +286,10 @@ class WorkerLane:
 
     def _requeue_all(self) -> tuple[End, ...]:
         return self.core.requeue_all(self._capacity.num_blocks, self._capacity.num_host_blocks)
+
+
+def _num_tokens(plans: Sequence[StepPlan]) -> int:
+    return sum([sum(plan.num_tokens) for plan in plans])
 
 
 def unit_of(handovers: tuple[Handover, ...], sequence: LiveSequence, lanes: Iterable[WorkerLane]) -> Unit:

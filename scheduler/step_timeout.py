@@ -1,9 +1,9 @@
 """How long a step may take before its worker counts as hung.
 
-A step's budget is a base plus a time per token that it computes. It runs from the moment at which the worker could have
-begun: when the plan was sent, or when the result of the plan before it came. Loading and warming up come before a
-session and are not timed; the first step of a session still gets more, because memory is touched and kernels are
-compiled for the first time.
+A step's budget is a base plus a time per token that it computes; steps that were sent together are timed as one. It
+runs from the moment at which the worker could have begun: when the plan was sent, or when the result of the plan before
+it came. Loading and warming up come before a session and are not timed; the first step of a session still gets more,
+because memory is touched and kernels are compiled for the first time.
 """
 
 from __future__ import annotations
@@ -38,19 +38,19 @@ class Watchdog:
 
     @property
     def deadline_ns(self) -> int | None:
-        """When the oldest plan in flight is overdue; None if there is none."""
+        """When the oldest message in flight is overdue; None if there is none."""
         if not self._budgets_ns:
             return None
         return self._began_ns + self._budgets_ns[0] * (1 if self._warm else FIRST_STEP_FACTOR)
 
     def sent(self, num_tokens: int, now_ns: int) -> None:
-        """A plan of so many tokens is on its way."""
+        """A message of plans of so many tokens is on its way."""
         if not self._budgets_ns:
             self._began_ns = now_ns
         self._budgets_ns.append(self._timeout.budget_ns(num_tokens))
 
     def settled(self, now_ns: int) -> None:
-        """The result of the oldest plan came."""
+        """The results of the oldest message came."""
         self._budgets_ns.popleft()
         self._began_ns = now_ns
         self._warm = True

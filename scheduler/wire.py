@@ -14,7 +14,7 @@ from scheduler.core.sequence import Sampling
 
 _T = TypeVar("_T")
 
-PROTOCOL_VERSION = 2
+PROTOCOL_VERSION = 3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -92,12 +92,17 @@ def open_message(capacity: WorkerCapacity, limits: SessionLimits, group_epoch: i
     )
 
 
-def plan_message(plan: StepPlan) -> pb.ExecuteRequest:
-    """A plan, as packed columns."""
+def plans_message(plans: Sequence[StepPlan]) -> pb.ExecuteRequest:
+    """Plans, as packed columns."""
+    request = pb.ExecuteRequest()
+    for plan in plans:
+        _write_plan(request.plans.plans.add(), plan)
+    return request
+
+
+def _write_plan(message: pb.StepPlan, plan: StepPlan) -> None:
     # Filled in place, and only what says something is touched: most plans are decodes, and made while the worker
     # computes on the same processors.
-    request = pb.ExecuteRequest()
-    message = request.plan
     message.step_id = plan.step_id
     scheduled = message.scheduled
     scheduled.rows.extend(plan.rows)
@@ -118,7 +123,6 @@ def plan_message(plan: StepPlan) -> pb.ExecuteRequest:
         edits.rows.extend(plan.edit_rows)
         edits.indices.extend(plan.edit_indices)
         edits.blocks.extend(plan.edit_blocks)
-    return request
 
 
 def _set_copies(message: pb.BlockCopies, copies: BlockCopies) -> None:

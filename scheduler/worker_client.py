@@ -9,7 +9,7 @@ import asyncio
 import contextlib
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import grpc
 
@@ -45,13 +45,13 @@ class WorkerSession:
         self._call = call
         self._wake = wake
         self._results: deque[StepResult] = deque()
-        self._plans: asyncio.Queue[StepPlan] = asyncio.Queue()
+        self._plans: asyncio.Queue[Sequence[StepPlan]] = asyncio.Queue()
         self._reader = asyncio.create_task(self._read())
         self._writer = asyncio.create_task(self._write())
 
-    def send(self, plan: StepPlan) -> None:
-        """Has a plan written after those before it. A stream that breaks is noticed by the reader, not here."""
-        self._plans.put_nowait(plan)
+    def send(self, plans: Sequence[StepPlan]) -> None:
+        """Has plans written as one message, after those before them. A stream that breaks is noticed by the reader."""
+        self._plans.put_nowait(plans)
 
     def take_results(self) -> list[StepResult]:
         """The results that came since the last call, in order."""
@@ -74,14 +74,14 @@ class WorkerSession:
     async def _write(self) -> None:
         with contextlib.suppress(grpc.aio.AioRpcError, asyncio.InvalidStateError):
             while True:
-                await self._call.write(wire.plan_message(await self._plans.get()))
+                await self._call.write(wire.plans_message(await self._plans.get()))
 
     async def _read(self) -> None:
         why = "the worker ended the stream"
         try:
             while isinstance(response := await self._call.read(), pb.ExecuteResponse):
-                if response.WhichOneof("kind") == "result":
-                    self._results.append(wire.read_result(response.result, self.epoch))
+                if response.WhichOneof("kind") == "results":
+                    self._results += [wire.read_result(result, self.epoch) for result in response.results.results]
                     self._wake()
         except grpc.aio.AioRpcError as error:
             why = f"{error.code().name}: {error.details()}"

@@ -115,7 +115,7 @@ class WorkerService(pb_grpc.WorkerServiceServicer):
                 if isinstance(outcome, Exception):
                     end = outcome
                     break
-                await context.write(wire.write_result(outcome))
+                await context.write(wire.write_results(outcome))
         except MemoryError as error:
             end = error
             raise
@@ -168,9 +168,9 @@ async def _read_plans(requests: AsyncIterator[pb.ExecuteRequest], session: Sessi
     """Queues plans until the scheduler sends no more. A message that is no plan, or a broken one, ends the session."""
     try:
         async for message in requests:
-            if message.WhichOneof("kind") != "plan":
+            if message.WhichOneof("kind") != "plans":
                 raise PlanError("kind", message.WhichOneof("kind") or "nothing", "after open there are only plans")
-            session.submit(wire.read_plan(message.plan, session.limits))
+            session.submit(wire.read_plans(message.plans, session.limits))
     except PlanError as error:
         session.end(error)
     except MemoryError as error:

@@ -8,6 +8,7 @@ then are dropped, and a step that is running then is finished and forgotten.
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 
 import structlog
 
@@ -41,8 +42,8 @@ class ShutdownError(Exception):
     """The worker stops."""
 
 
-Outcome = StepResult | Exception | None
-"""A result; or why the session is over; or None, which is the end that the scheduler asked for."""
+Outcome = tuple[StepResult, ...] | Exception | None
+"""Results of a message's plans; or why the session is over; or None, which is the end that the scheduler asked for."""
 
 
 class Session:
@@ -59,9 +60,9 @@ class Session:
         self._outcomes: asyncio.Queue[Outcome] = asyncio.Queue()
         self._ended = False
 
-    def submit(self, plan: StepPlan) -> None:
-        """Queues a plan behind those before it."""
-        self._executor.submit(lambda: self._execute(plan))
+    def submit(self, plans: Sequence[StepPlan]) -> None:
+        """Queues plans behind those before them."""
+        self._executor.submit(lambda: self._execute(plans))
 
     def submit_end(self) -> None:
         """Ends the session once the plans queued so far are executed."""
@@ -74,23 +75,32 @@ class Session:
             self._post(reason)
 
     async def next_outcome(self) -> Outcome:
-        """The next result, in the order of the plans, or the end."""
+        """The next results, in the order of the plans, or the end."""
         return await self._outcomes.get()
 
-    def _execute(self, plan: StepPlan) -> None:
-        if self._ended:
-            return
-        try:
-            result = self._runner.execute(self._table, plan)
-        except PlanError as error:
-            self.end(error)
-        except Exception as error:  # the worker outlives a step that fails; its scheduler learns why
-            self._counters.failures += 1
-            log.exception("step failed", step_id=plan.step_id, epoch=self.epoch)
-            self.end(StepError(f"step {plan.step_id} failed: {type(error).__name__}: {error}"))
-        else:
+    def _execute(self, plans: Sequence[StepPlan]) -> None:
+        """Steps one after the other; their results are posted together, and before the end if one fails."""
+        results: list[StepResult] = []
+        failure: Exception | None = None
+        for plan in plans:
+            if self._ended:
+                return
+            try:
+                result = self._runner.execute(self._table, plan)
+            except PlanError as error:
+                failure = error
+                break
+            except Exception as error:  # the worker outlives a step that fails; its scheduler learns why
+                self._counters.failures += 1
+                log.exception("step failed", step_id=plan.step_id, epoch=self.epoch)
+                failure = StepError(f"step {plan.step_id} failed: {type(error).__name__}: {error}")
+                break
             self._count(plan, result)
-            self._post(result)
+            results.append(result)
+        if results:
+            self._post(tuple(results))
+        if failure is not None:
+            self.end(failure)
 
     def _count(self, plan: StepPlan, result: StepResult) -> None:
         counters = self._counters

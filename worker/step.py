@@ -18,7 +18,7 @@ IntColumn = npt.NDArray[np.int32]
 IdColumn = npt.NDArray[np.int64]
 FloatColumn = npt.NDArray[np.float32]
 
-PROTOCOL_VERSION = 2
+PROTOCOL_VERSION = 3
 """Both ends of a stream must carry the same; it changes with every change of the step plane's meaning."""
 
 

@@ -48,6 +48,13 @@ def read_open(message: pb.Open) -> Open:
     )
 
 
+def read_plans(message: pb.StepPlans, limits: Limits) -> tuple[StepPlan, ...]:
+    """The plans of a message, at least one. Raises as `read_plan`."""
+    if not message.plans:
+        raise PlanError("plans", "none", "a message of plans has at least 1")
+    return tuple([read_plan(plan, limits) for plan in message.plans])
+
+
 def read_plan(message: pb.StepPlan, limits: Limits) -> StepPlan:
     """A plan whose columns are within the stream's limits. Raises PlanError, naming column, value and limit."""
     released = _numbers("released_rows", message.released_rows, limits.num_rows, "rows")
@@ -72,22 +79,24 @@ def read_plan(message: pb.StepPlan, limits: Limits) -> StepPlan:
     )
 
 
-def write_result(result: StepResult) -> pb.ExecuteResponse:
-    """The message of a step's result."""
-    return pb.ExecuteResponse(
-        result=pb.StepResult(
-            step_id=result.step_id,
-            num_sampled=result.num_sampled.tolist(),
-            tokens=result.tokens.tolist(),
-            logprobs=result.logprobs.tolist(),
-            num_top=result.num_top.tolist(),
-            top_tokens=result.top_tokens.tolist(),
-            top_logprobs=result.top_logprobs.tolist(),
-            flags=result.flags.tolist(),
-            execute_ns=result.execute_ns,
-            copy_ns=result.copy_ns,
-            **({} if result.scores is None else _scores(result.scores)),
-        )
+def write_results(results: Sequence[StepResult]) -> pb.ExecuteResponse:
+    """The message of the results of a message's plans."""
+    return pb.ExecuteResponse(results=pb.StepResults(results=map(_write_result, results)))
+
+
+def _write_result(result: StepResult) -> pb.StepResult:
+    return pb.StepResult(
+        step_id=result.step_id,
+        num_sampled=result.num_sampled.tolist(),
+        tokens=result.tokens.tolist(),
+        logprobs=result.logprobs.tolist(),
+        num_top=result.num_top.tolist(),
+        top_tokens=result.top_tokens.tolist(),
+        top_logprobs=result.top_logprobs.tolist(),
+        flags=result.flags.tolist(),
+        execute_ns=result.execute_ns,
+        copy_ns=result.copy_ns,
+        **({} if result.scores is None else _scores(result.scores)),
     )
 
 

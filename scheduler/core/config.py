@@ -55,8 +55,8 @@ class CoreConfig:
             raise ValueError(f"policy must be priority or fcfs, is {self.policy!r}")
         if self.preemption_mode not in ("auto", "recompute", "swap"):
             raise ValueError(f"preemption_mode must be auto, recompute or swap, is {self.preemption_mode!r}")
-        if self.max_plans_in_flight not in (1, 2):
-            raise ValueError(f"max_plans_in_flight must be 1 or 2, is {self.max_plans_in_flight}")
+        if self.max_plans_in_flight not in (1, 2, 4):
+            raise ValueError(f"max_plans_in_flight must be 1, 2 or 4, is {self.max_plans_in_flight}")
         if self.max_num_batched_tokens < self.max_num_seqs:
             raise ValueError(
                 f"max_num_batched_tokens ({self.max_num_batched_tokens}) must be at least max_num_seqs "

@@ -135,8 +135,9 @@ class _Explainer:
         )
 
     def _awaited_step(self) -> int | None:
+        # More than two are in flight only where plans travel together, and then there are two messages of them.
         in_flight = self._picture.plans_in_flight
-        return in_flight[0] if len(in_flight) >= self._config.max_plans_in_flight else None
+        return in_flight[0] if len(in_flight) >= min(2, self._config.max_plans_in_flight) else None
 
     def _first_in_the_way(self, sequence: SequenceSnapshot, position: int) -> tuple[Constraint, Explanation] | None:
         """The sequence that must be served before this one and cannot be, if there is one."""

@@ -104,6 +104,12 @@ class Scheduler:
         return len(self._at.in_flight)
 
     @property
+    def only_decodes(self) -> bool:
+        """Whether every live sequence lacks one token at most: nobody waits, or has a prompt to compute."""
+        at = self._at
+        return not (at.waiting or at.swapped or at.catching_up or at.forking)
+
+    @property
     def next_deadline_ns(self) -> int | None:
         """The earliest deadline of a sequence, which may have ended already."""
         return self._deadlines.earliest_ns

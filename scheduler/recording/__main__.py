@@ -47,7 +47,7 @@ def parser() -> argparse.ArgumentParser:
     limit("--max-num-batched-tokens", "max_num_batched_tokens", "tokens computed per step", type=int, metavar="N")
     limit("--policy", "policy", "order of service", choices=["priority", "fcfs"])
     limit("--preemption-mode", "preemption_mode", "what preemption does", choices=["auto", "recompute", "swap"])
-    limit("--plans", "max_plans_in_flight", "plans sent ahead of their results", type=int, choices=[1, 2])
+    limit("--plans", "max_plans_in_flight", "plans sent ahead of their results", type=int, choices=[1, 2, 4])
     limits.add_argument("--plot", type=Path, metavar="FILE.png", help="draw the runs (needs the extra `plot`)")
     return parser
 

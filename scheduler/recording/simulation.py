@@ -13,6 +13,8 @@ did gets a token that ends nothing, until it is cancelled or reaches max_tokens.
 from __future__ import annotations
 
 from collections import Counter, deque
+from dataclasses import replace
+from functools import partial
 from typing import Any, Final
 
 from scheduler.core.config import CoreConfig
@@ -22,6 +24,7 @@ from scheduler.core.result import EndReason, RowFlag, StepResult
 from scheduler.core.scheduler import Scheduler
 from scheduler.core.sequence import SequenceSpec
 from scheduler.core.settle import END_OF_FLAG
+from scheduler.pipeline import Pipeline
 from scheduler.recording.replay import Observer, perform
 from scheduler.recording.step_model import ShapeTracker, StepModel, num_swapped_blocks
 from scheduler.recording.verbs import (
@@ -105,6 +108,7 @@ class Simulation:
         self._events = deque(workload.events)
         self._worker = SimulatedWorker(workload)
         self._tracker = ShapeTracker()
+        self._pipeline = Pipeline(self.core)
         self._in_flight: deque[tuple[int, StepResult]] = deque()
         self._copy_bytes_per_s = Rates().copy_bytes_per_s
         self._num_outputs: Counter[int] = Counter()  # of sequences that a stop string ends
@@ -128,13 +132,15 @@ class Simulation:
         while self._events and self._events[0][0] <= now_ns:
             self._take_event(*self._events.popleft())
         while self._in_flight and self._in_flight[0][0] <= now_ns:
-            output = self._call(UPDATE, self._in_flight.popleft()[1])
+            result = self._in_flight.popleft()[1]
+            output = self._call(UPDATE, result)
+            self._pipeline.settle(result)
             self._num_outputs.update(id_ for id_ in output.sequence_ids if id_ in self._workload.stops)
         self._call(EXPIRE, now_ns)
         if now_ns >= self._back_ns:
-            while isinstance(plan := self._call(SCHEDULE), StepPlan):
-                self._free_ns = max(now_ns, self._free_ns) + max(1, round(self._duration_ns(plan)))
-                self._in_flight.append((self._free_ns, self._worker.execute(plan, self.core.epoch)))
+            while plans := self._pipeline.next_message(partial(self._call, SCHEDULE)):
+                results = [self._execute(plan, now_ns) for plan in plans]
+                self._in_flight += [(self._free_ns, result) for result in results]  # that travel together, too
         self._stop()
 
     def _stop(self) -> None:
@@ -143,6 +149,11 @@ class Simulation:
         for sequence_id in [id_ for id_, count in self._num_outputs.items() if count >= stops[id_]]:
             del self._num_outputs[sequence_id]
             self._call(FINISH_AT, sequence_id, EndReason.STOP, stops[sequence_id])
+
+    def _execute(self, plan: StepPlan, now_ns: int) -> StepResult:
+        duration_ns = max(1, round(self._duration_ns(plan)))
+        self._free_ns = max(now_ns, self._free_ns) + duration_ns
+        return replace(self._worker.execute(plan, self.core.epoch), execute_ns=duration_ns)
 
     def _duration_ns(self, plan: StepPlan) -> float:
         copied_bytes = num_swapped_blocks(plan) * self.core.config.bytes_per_block
@@ -160,6 +171,7 @@ class Simulation:
             self._copy_bytes_per_s = arguments[1]
         elif verb is REQUEUE_ALL:
             self._in_flight.clear()
+            self._pipeline.clear()
             self._free_ns = 0
             if time_ns >= self._back_ns:
                 self._back_ns = self._workload.outages.get(time_ns, _FOREVER_NS)

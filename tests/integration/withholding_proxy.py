@@ -81,17 +81,17 @@ class WithholdingProxy(worker_pb2_grpc.WorkerServiceServicer):
         async def plans() -> AsyncIterator[Any]:
             nonlocal newest_plan
             async for request in requests:
-                if request.WhichOneof("kind") == "plan":
+                if request.WhichOneof("kind") == "plans":
                     async with arrived:
-                        newest_plan = request.plan.step_id
+                        newest_plan = request.plans.plans[-1].step_id
                         arrived.notify_all()
                 yield request
 
         call = self._stub.Execute(plans())
         try:
             async for response in call:
-                if response.WhichOneof("kind") == "result":
-                    await self._withhold(arrived, lambda step=response.result.step_id: newest_plan > step)
+                if response.WhichOneof("kind") == "results":
+                    await self._withhold(arrived, lambda step=response.results.results[-1].step_id: newest_plan > step)
                 yield response
         except grpc.aio.AioRpcError as error:
             await context.abort(error.code(), error.details() or "")

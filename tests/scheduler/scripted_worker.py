@@ -30,6 +30,7 @@ class ScriptedWorker(worker_pb2_grpc.WorkerServiceServicer):
         self.config_digest = config_digest
         self.opens: list[pb.Open] = []
         self.plans: list[pb.StepPlan] = []
+        self.num_plans: list[int] = []  # of each message
         self.gate = asyncio.Event()
         self.gate.set()
         self._server: grpc.aio.Server | None = None
@@ -69,9 +70,13 @@ class ScriptedWorker(worker_pb2_grpc.WorkerServiceServicer):
                 self.opens.append(request.open)
                 yield pb.ExecuteResponse(opened=pb.Opened(group_epoch=request.open.group_epoch))
                 continue
-            self.plans.append(request.plan)
-            await self.gate.wait()
-            result = self.answer(request.plan)
-            if result is None:
-                await context.abort(grpc.StatusCode.INTERNAL, "the step failed")
-            yield pb.ExecuteResponse(result=result)
+            self.num_plans.append(len(request.plans.plans))
+            results = []
+            for plan in request.plans.plans:
+                self.plans.append(plan)
+                await self.gate.wait()
+                result = self.answer(plan)
+                if result is None:
+                    await context.abort(grpc.StatusCode.INTERNAL, "the step failed")
+                results.append(result)
+            yield pb.ExecuteResponse(results=pb.StepResults(results=results))

@@ -13,7 +13,7 @@ from tests.scheduler.running_engine import core_of, running_engine, spec
 from tests.scheduler.scripted_worker import ScriptedWorker, counting
 
 
-@pytest.mark.parametrize("plans", [1, 2])
+@pytest.mark.parametrize("plans", [1, 2, 4])
 def test_tokens_arrive_in_order_and_the_end_wastes_no_step(plans: int) -> None:
     async def case() -> None:
         worker = ScriptedWorker()
@@ -38,6 +38,34 @@ def test_two_plans_are_sent_before_the_first_result_and_not_a_third() -> None:
             worker.gate.set()
             await listener.until(lambda: 1 in listener.ends)
             assert len(worker.plans) == 5
+
+    asyncio.run(case())
+
+
+def test_short_steps_are_sent_in_pairs_and_watched_one_by_one() -> None:
+    async def case() -> None:
+        worker = ScriptedWorker()
+        async with running_engine(worker, plans=4) as (engine, listener, _):
+            with engine.steps.watch() as watch:
+                engine.send(spec(max_tokens=12))
+                await listener.until(lambda: 1 in listener.ends)
+                assert listener.tokens[1] == list(range(101, 113))
+                assert worker.num_plans == [1, 1, 2, 2, 2, 2, 2]
+                assert [(await anext(watch)).summary.step_id for _ in range(12)] == list(range(1, 13))
+
+    asyncio.run(case())
+
+
+def test_a_worker_lost_between_pairs_costs_no_token_and_repeats_none() -> None:
+    async def case() -> None:
+        worker = ScriptedWorker(lambda plan: None if plan.step_id == 6 else counting(plan))
+        async with running_engine(worker, plans=4) as (engine, listener, _):
+            engine.send(spec(max_tokens=12))
+            await listener.until(lambda: 1 in listener.ends)
+            assert worker.num_plans[:4] == [1, 1, 2, 2]
+            readmission = next(plan for plan in worker.plans if plan.step_id > 6 and plan.admissions).admissions[0]
+            assert list(readmission.token_ids) == [*range(6), *range(101, 105)]
+            assert len(listener.tokens[1]) == 12
 
     asyncio.run(case())
 

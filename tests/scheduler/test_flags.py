@@ -64,7 +64,7 @@ def test_a_choice_from_a_file_is_checked_like_one_from_the_command_line(flag: st
         ([], "--model is required"),
         (["--model", "m", "--max-num-seqs", "0"], "--max-num-seqs must be at least 1, is 0"),
         (["--model", "m", "--max-num-batched-tokens", "8"], "--max-num-batched-tokens must be at least 64"),
-        (["--model", "m", "--max-plans-in-flight", "3"], "--max-plans-in-flight must be 1 or 2, is 3"),
+        (["--model", "m", "--max-plans-in-flight", "3"], "--max-plans-in-flight must be 1, 2 or 4, is 3"),
         (["--model", "m", "--worker-grace", "-1"], "--worker-grace must be in [0, 31536000] seconds, is -1"),
         (["--model", "m", "--worker-grace", "nan"], "--worker-grace must be in [0, 31536000] seconds, is nan"),
         (["--model", "m", "--worker-grace", "inf"], "--worker-grace must be in [0, 31536000] seconds, is inf"),

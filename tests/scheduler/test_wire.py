@@ -41,7 +41,9 @@ def test_a_plan_keeps_every_column() -> None:
         num_tokens=(1, 3),
         max_samples=(1, 1),
     )
-    message = pb.ExecuteRequest.FromString(wire.plan_message(plan).SerializeToString()).plan
+    sent_twice = pb.ExecuteRequest.FromString(wire.plans_message([plan, plan]).SerializeToString()).plans
+    message, again = sent_twice.plans
+    assert again == message
     assert (message.step_id, list(message.released_rows)) == (12, [3])
     phases = (message.swap_out, message.swap_in, message.copy_on_write)
     assert [(list(phase.sources), list(phase.destinations)) for phase in phases] == [
@@ -86,7 +88,7 @@ def test_an_admission_keeps_every_sampling_parameter() -> None:
     assert all(getattr(sampling, field.name) != field.default for field in fields(Sampling))
     admission = Admission(1, 0, 1, (1,), (0,), 0, sampling, 0, 0, 0, num_scored_tokens=9)
     plan = StepPlan(step_id=1, admissions=(admission,), rows=(0,), num_tokens=(1,), max_samples=(1,))
-    message = wire.plan_message(plan).plan.admissions[0]
+    message = wire.plans_message([plan]).plans.plans[0].admissions[0]
     assert message.num_scored_tokens == 9
     assert message.sampling == pb.Sampling(
         temperature=0.5,
@@ -124,15 +126,15 @@ def test_no_logprobs_is_not_zero_logprobs() -> None:
         output_index=0,
     )
     plan = StepPlan(step_id=1, admissions=(admission,), rows=(0,), num_tokens=(1,), max_samples=(1,))
-    assert not wire.plan_message(plan).plan.admissions[0].sampling.HasField("num_logprobs")
+    assert not wire.plans_message([plan]).plans.plans[0].admissions[0].sampling.HasField("num_logprobs")
 
 
 def test_a_decode_step_of_256_rows_is_small() -> None:
     plan = StepPlan(step_id=9, rows=tuple(range(256)), num_tokens=(1,) * 256, max_samples=(1,) * 256)
-    message = wire.plan_message(plan)
+    message = wire.plans_message([plan])
     assert message.ByteSize() < 1500
     absent = ("swap_out", "swap_in", "copy_on_write", "table_edits")
-    assert not any(message.plan.HasField(part) for part in absent)
+    assert not any(message.plans.plans[0].HasField(part) for part in absent)
 
 
 def test_a_session_asks_for_the_blocks_that_its_plans_use() -> None:
@@ -207,7 +209,7 @@ def test_scores_are_read_row_by_row() -> None:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"protocol_version": 99}, "protocol version 99, not 2"),
+        ({"protocol_version": 99}, f"protocol version 99, not {PROTOCOL_VERSION}"),
         ({"kv_groups": [pb.KvGroup(), pb.KvGroup()]}, "2 KV groups; 1 is supported"),
         ({"world_size": 4}, "4 ranks; 1 is supported"),
     ],

@@ -66,7 +66,7 @@ def test_tokens_are_the_references_with_any_number_of_plans_in_flight(llama: Tin
         for plan in plans[:in_flight]:
             await stream.send(plan)
         for place in range(len(plans)):
-            results.append((await stream.receive()).result)
+            results.append(await stream.next_result())
             if place + in_flight < len(plans):
                 await stream.send(plans[place + in_flight])
         assert [result.step_id for result in results] == list(range(12))
@@ -132,6 +132,47 @@ def test_draws_depend_on_seed_and_index_alone(llama: TinyModel) -> None:
     run(llama.path, scenario)
 
 
+def test_plans_that_are_sent_together_are_answered_together(llama: TinyModel) -> None:
+    expected = llama.greedy(PROMPT, 6)
+
+    async def scenario(worker: InProcessWorker) -> None:
+        stream = await worker.open()
+        await stream.send(prefill())
+        await stream.send(*(step(step_id, [0]) for step_id in range(1, 4)))
+        await stream.send(*(step(step_id, [0]) for step_id in range(4, 6)))
+        messages = [(await stream.receive()).results.results for _ in range(3)]
+        assert [[result.step_id for result in results] for results in messages] == [[0], [1, 2, 3], [4, 5]]
+        assert [result.tokens[0] for results in messages for result in results] == expected
+
+    run(llama.path, scenario)
+
+
+def test_results_before_a_plan_that_fails_are_not_lost(llama: TinyModel) -> None:
+    async def scenario(worker: InProcessWorker) -> None:
+        stream = await worker.open()
+        await works(stream)
+        await stream.send(step(1, [0]), step(2, [0]), step(3, [3]), step(4, [0]))
+        assert [result.step_id for result in (await stream.receive()).results.results] == [1, 2]
+        code, details = await stream.end()
+        assert code is grpc.StatusCode.INVALID_ARGUMENT
+        assert details.startswith("scheduled.rows: 3 ")
+        await works(await worker.open())
+
+    run(llama.path, scenario)
+
+
+def test_a_message_without_plans_is_refused(llama: TinyModel) -> None:
+    async def scenario(worker: InProcessWorker) -> None:
+        stream = await worker.open()
+        await stream.send_raw(pb.ExecuteRequest(plans=pb.StepPlans()))
+        assert await stream.end() == (
+            grpc.StatusCode.INVALID_ARGUMENT,
+            "plans: none is not allowed, a message of plans has at least 1",
+        )
+
+    run(llama.path, scenario)
+
+
 def test_a_row_with_non_finite_logits_harms_no_other(poisoned_llama: TinyModel) -> None:
     expected = poisoned_llama.greedy(PROMPT, 3)
 
@@ -141,7 +182,7 @@ def test_a_row_with_non_finite_logits_harms_no_other(poisoned_llama: TinyModel) 
         await stream.send(step(0, [0, 1], [3, len(PROMPT)], admissions=sequences))
         await stream.send(step(1, [0, 1]))  # was on its way before the failure could be known
         for place in range(2):
-            result = (await stream.receive()).result
+            result = await stream.next_result()
             assert list(result.flags) == [pb.ROW_FLAG_NON_FINITE, pb.ROW_FLAG_UNSPECIFIED]
             assert (list(result.num_sampled), list(result.tokens)) == ([0, 1], [expected[place]])
         last = await stream.result(step(2, [1], released_rows=[0]))
@@ -197,7 +238,7 @@ def test_a_half_closed_stream_gets_all_its_results(llama: TinyModel) -> None:
         for plan in (prefill(), step(1, [0]), step(2, [0])):
             await stream.send(plan)
         await stream.half_close()
-        assert [(await stream.receive()).result.step_id for _ in range(3)] == [0, 1, 2]
+        assert [(await stream.next_result()).step_id for _ in range(3)] == [0, 1, 2]
         assert (await stream.end())[0] is grpc.StatusCode.OK
 
     run(llama.path, scenario)
@@ -283,7 +324,7 @@ def test_an_open_that_does_not_fit_is_refused_by_name(llama: TinyModel) -> None:
         early = Stream(worker.stub)
         await early.send(prefill())
         code, details = await early.end()
-        assert (code, details) == (grpc.StatusCode.INVALID_ARGUMENT, "the first message is plan, must be open")
+        assert (code, details) == (grpc.StatusCode.INVALID_ARGUMENT, "the first message is plans, must be open")
         await works(await worker.open())
 
     run(llama.path, scenario)

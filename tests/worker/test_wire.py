@@ -95,7 +95,8 @@ def test_a_result_is_written_in_full() -> None:
             top_logprobs=np.array([-0.25, -0.75], np.float32),
         ),
     )
-    assert wire.write_result(result).result == pb.StepResult(
+    (written,) = wire.write_results([result]).results.results
+    assert written == pb.StepResult(
         step_id=9,
         num_sampled=[1, 0],
         tokens=[77],

@@ -28,9 +28,16 @@ class Stream:
     def __init__(self, stub: pb_grpc.WorkerServiceStub) -> None:
         self._call = stub.Execute()
 
-    async def send(self, message: pb.Open | pb.StepPlan) -> None:
-        kind = "open" if isinstance(message, pb.Open) else "plan"
-        await self._call.write(pb.ExecuteRequest(**{kind: message}))
+    async def send(self, *messages: pb.Open | pb.StepPlan) -> None:
+        """Opens the stream, or sends plans together."""
+        if isinstance(messages[0], pb.Open):
+            await self._call.write(pb.ExecuteRequest(open=messages[0]))
+        else:
+            await self._call.write(pb.ExecuteRequest(plans=pb.StepPlans(plans=messages)))
+
+    async def send_raw(self, message: pb.ExecuteRequest) -> None:
+        """Sends any message."""
+        await self._call.write(message)
 
     async def receive(self) -> pb.ExecuteResponse:
         """The next message; an ended stream is an AssertionError that says how it ended."""
@@ -43,9 +50,12 @@ class Stream:
     async def result(self, plan: pb.StepPlan) -> pb.StepResult:
         """Sends a plan and waits for its result."""
         await self.send(plan)
-        response = await self.receive()
-        assert response.result.step_id == plan.step_id
-        return response.result
+        return await self.next_result()
+
+    async def next_result(self) -> pb.StepResult:
+        """The next message, the result of a plan that was sent alone."""
+        (result,) = (await self.receive()).results.results
+        return result
 
     async def half_close(self) -> None:
         """No more plans."""

@@ -18,8 +18,8 @@ from scheduler.core.config import CoreConfig
         ({"max_num_batched_tokens": 0}, "max_num_batched_tokens must be at least 1, is 0"),
         ({"max_num_waiting": 0}, "max_num_waiting must be at least 1, is 0"),
         ({"max_num_waiting_tokens": 0}, "max_num_waiting_tokens must be at least 1, is 0"),
-        ({"max_plans_in_flight": 0}, "max_plans_in_flight must be 1 or 2, is 0"),
-        ({"max_plans_in_flight": 3}, "max_plans_in_flight must be 1 or 2, is 3"),
+        ({"max_plans_in_flight": 0}, "max_plans_in_flight must be 1, 2 or 4, is 0"),
+        ({"max_plans_in_flight": 3}, "max_plans_in_flight must be 1, 2 or 4, is 3"),
         (
             {"max_num_seqs": 8, "max_num_batched_tokens": 7},
             "max_num_batched_tokens (7) must be at least max_num_seqs (8): every running sequence decodes one token "

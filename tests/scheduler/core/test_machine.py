@@ -44,7 +44,7 @@ def configs(draw: st.DrawFn, mode: str) -> CoreConfig:
         block_size=block_size,
         max_num_seqs=max_num_seqs,
         max_num_batched_tokens=max_num_seqs + draw(st.integers(0, 10)),
-        max_plans_in_flight=draw(st.sampled_from((2, 1))),
+        max_plans_in_flight=draw(st.sampled_from((2, 1, 4))),
         enable_prefix_caching=draw(st.sampled_from((True, True, False))),
         num_host_blocks=draw(st.sampled_from(_HOST_BLOCKS[mode])),
         bytes_per_block=1000,

@@ -24,15 +24,15 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n#octavo/worker/v1alpha1/worker.proto\x12\x16octavo.worker.v1alpha1\"\x14\n\x12GetCapacityRequest\"\xd4\x02\n\x13GetCapacityResponse\x12\x18\n\x10protocol_version\x18\x01 \x01(\r\x12\x0c\n\x04rank\x18\x02 \x01(\r\x12\x12\n\nworld_size\x18\x03 \x01(\r\x12\x32\n\tkv_groups\x18\x04 \x03(\x0b\x32\x1f.octavo.worker.v1alpha1.KvGroup\x12\x19\n\x11num_device_blocks\x18\x05 \x01(\r\x12\x17\n\x0fnum_host_blocks\x18\x06 \x01(\r\x12\x14\n\x0clogits_width\x18\x07 \x01(\r\x12\x15\n\rmax_model_len\x18\x08 \x01(\r\x12\x14\n\x0c\x61rchitecture\x18\t \x01(\t\x12\r\n\x05\x64type\x18\n \x01(\t\x12\x18\n\x10tokenizer_digest\x18\x0b \x01(\x0c\x12\x16\n\x0eweights_digest\x18\x0c \x01(\x0c\x12\x15\n\rconfig_digest\x18\r \x01(\x0c\"Z\n\x07KvGroup\x12\x12\n\nnum_layers\x18\x01 \x01(\r\x12\x12\n\nblock_size\x18\x02 \x01(\r\x12\x0e\n\x06window\x18\x03 \x01(\r\x12\x17\n\x0f\x62ytes_per_block\x18\x04 \x01(\x04\"x\n\x0e\x45xecuteRequest\x12,\n\x04open\x18\x01 \x01(\x0b\x32\x1c.octavo.worker.v1alpha1.OpenH\x00\x12\x30\n\x04plan\x18\x02 \x01(\x0b\x32 .octavo.worker.v1alpha1.StepPlanH\x00\x42\x06\n\x04kind\"\xb1\x01\n\x0f\x45xecuteResponse\x12\x30\n\x06opened\x18\x01 \x01(\x0b\x32\x1e.octavo.worker.v1alpha1.OpenedH\x00\x12\x34\n\x06result\x18\x02 \x01(\x0b\x32\".octavo.worker.v1alpha1.StepResultH\x00\x12.\n\x05\x65vent\x18\x03 \x01(\x0b\x32\x1d.octavo.worker.v1alpha1.EventH\x00\x42\x06\n\x04kind\"\xc9\x01\n\x04Open\x12\x18\n\x10protocol_version\x18\x01 \x01(\r\x12\x15\n\rconfig_digest\x18\x02 \x01(\x0c\x12\x19\n\x11num_device_blocks\x18\x03 \x01(\r\x12\x17\n\x0fnum_host_blocks\x18\x04 \x01(\r\x12\x13\n\x0bgroup_epoch\x18\x05 \x01(\x04\x12\x10\n\x08num_rows\x18\x06 \x01(\r\x12\x1e\n\x16max_num_batched_tokens\x18\x07 \x01(\r\x12\x15\n\rmax_model_len\x18\x08 \x01(\r\"\x1d\n\x06Opened\x12\x13\n\x0bgroup_epoch\x18\x01 \x01(\x04\"\x81\x03\n\x08StepPlan\x12\x0f\n\x07step_id\x18\x01 \x01(\x04\x12\x15\n\rreleased_rows\x18\x02 \x03(\r\x12\x35\n\x08swap_out\x18\x03 \x01(\x0b\x32#.octavo.worker.v1alpha1.BlockCopies\x12\x34\n\x07swap_in\x18\x04 \x01(\x0b\x32#.octavo.worker.v1alpha1.BlockCopies\x12:\n\rcopy_on_write\x18\x05 \x01(\x0b\x32#.octavo.worker.v1alpha1.BlockCopies\x12\x35\n\nadmissions\x18\x06 \x03(\x0b\x32!.octavo.worker.v1alpha1.Admission\x12\x37\n\x0btable_edits\x18\x07 \x01(\x0b\x32\".octavo.worker.v1alpha1.TableEdits\x12\x34\n\tscheduled\x18\x08 \x01(\x0b\x32!.octavo.worker.v1alpha1.Scheduled\"D\n\x0b\x42lockCopies\x12\x0e\n\x06groups\x18\x01 \x03(\r\x12\x0f\n\x07sources\x18\x02 \x03(\r\x12\x14\n\x0c\x64\x65stinations\x18\x03 \x03(\r\"\xb9\x02\n\tAdmission\x12\x13\n\x0bsequence_id\x18\x01 \x01(\x04\x12\x0b\n\x03row\x18\x02 \x01(\r\x12\x19\n\x11num_prompt_tokens\x18\x03 \x01(\r\x12\x11\n\ttoken_ids\x18\x04 \x03(\r\x12\x38\n\x0c\x62lock_tables\x18\x05 \x03(\x0b\x32\".octavo.worker.v1alpha1.BlockTable\x12\x1b\n\x13num_computed_tokens\x18\x06 \x01(\r\x12\x32\n\x08sampling\x18\x07 \x01(\x0b\x32 .octavo.worker.v1alpha1.Sampling\x12\x12\n\nadapter_id\x18\x08 \x01(\x04\x12\x0c\n\x04seed\x18\t \x01(\x04\x12\x14\n\x0coutput_index\x18\n \x01(\r\x12\x19\n\x11num_scored_tokens\x18\x0b \x01(\r\"\x1c\n\nBlockTable\x12\x0e\n\x06\x62locks\x18\x01 \x03(\r\"\xd6\x03\n\x08Sampling\x12\x13\n\x0btemperature\x18\x01 \x01(\x01\x12\r\n\x05top_k\x18\x02 \x01(\r\x12\r\n\x05top_p\x18\x03 \x01(\x01\x12\r\n\x05min_p\x18\x04 \x01(\x01\x12\x19\n\x0cnum_logprobs\x18\x05 \x01(\rH\x00\x88\x01\x01\x12\x12\n\nmin_tokens\x18\x06 \x01(\r\x12\x18\n\x10masked_token_ids\x18\x07 \x03(\r\x12\x18\n\x10presence_penalty\x18\x08 \x01(\x01\x12\x19\n\x11\x66requency_penalty\x18\t \x01(\x01\x12\x1a\n\x12repetition_penalty\x18\n \x01(\x01\x12\x16\n\x0e\x62ias_token_ids\x18\x0b \x03(\r\x12\x0e\n\x06\x62iases\x18\x0c \x03(\x01\x12\x19\n\x11\x61llowed_token_ids\x18\r \x03(\r\x12\x38\n\tbad_words\x18\x0e \x03(\x0b\x32%.octavo.worker.v1alpha1.TokenSequence\x12\x0f\n\x07grammar\x18\x0f \x01(\t\x12\x15\n\reos_token_ids\x18\x10 \x03(\r\x12 \n\x13num_prompt_logprobs\x18\x11 \x01(\rH\x01\x88\x01\x01\x42\x0f\n\r_num_logprobsB\x16\n\x14_num_prompt_logprobs\"\"\n\rTokenSequence\x12\x11\n\ttoken_ids\x18\x01 \x03(\r\"K\n\nTableEdits\x12\x0c\n\x04rows\x18\x01 \x03(\r\x12\x0e\n\x06groups\x18\x02 \x03(\r\x12\x0f\n\x07indices\x18\x03 \x03(\r\x12\x0e\n\x06\x62locks\x18\x04 \x03(\r\"\x97\x01\n\tScheduled\x12\x0c\n\x04rows\x18\x01 \x03(\r\x12\x12\n\nnum_tokens\x18\x02 \x03(\r\x12\x13\n\x0bmax_samples\x18\x03 \x03(\r\x12\x12\n\nnum_forced\x18\x04 \x03(\r\x12\x15\n\rforced_tokens\x18\x05 \x03(\r\x12\x12\n\nnum_drafts\x18\x06 \x03(\r\x12\x14\n\x0c\x64raft_tokens\x18\x07 \x03(\r\"\xe1\x02\n\nStepResult\x12\x0f\n\x07step_id\x18\x01 \x01(\x04\x12\x13\n\x0bnum_sampled\x18\x02 \x03(\r\x12\x0e\n\x06tokens\x18\x03 \x03(\r\x12\x10\n\x08logprobs\x18\x04 \x03(\x02\x12\x0f\n\x07num_top\x18\x05 \x03(\r\x12\x12\n\ntop_tokens\x18\x06 \x03(\r\x12\x14\n\x0ctop_logprobs\x18\x07 \x03(\x02\x12.\n\x05\x66lags\x18\x08 \x03(\x0e\x32\x1f.octavo.worker.v1alpha1.RowFlag\x12\x12\n\nexecute_ns\x18\t \x01(\x04\x12\x0f\n\x07\x63opy_ns\x18\n \x01(\x04\x12\x12\n\nnum_scored\x18\x0b \x03(\r\x12\x17\n\x0fscored_logprobs\x18\x0c \x03(\x02\x12\x16\n\x0escored_num_top\x18\r \x03(\r\x12\x19\n\x11scored_top_tokens\x18\x0e \x03(\r\x12\x1b\n\x13scored_top_logprobs\x18\x0f \x03(\x02\"\xce\x01\n\x05\x45vent\x12=\n\rtransfer_done\x18\x01 \x01(\x0b\x32$.octavo.worker.v1alpha1.TransferDoneH\x00\x12?\n\x0e\x61\x64\x61pter_loaded\x18\x02 \x01(\x0b\x32%.octavo.worker.v1alpha1.AdapterLoadedH\x00\x12=\n\rgrammar_ready\x18\x03 \x01(\x0b\x32$.octavo.worker.v1alpha1.GrammarReadyH\x00\x42\x06\n\x04kind\"#\n\x0cTransferDone\x12\x13\n\x0btransfer_id\x18\x01 \x01(\x04\"#\n\rAdapterLoaded\x12\x12\n\nadapter_id\x18\x01 \x01(\x04\"#\n\x0cGrammarReady\x12\x13\n\x0bsequence_id\x18\x01 \x01(\x04*r\n\x07RowFlag\x12\x18\n\x14ROW_FLAG_UNSPECIFIED\x10\x00\x12\x17\n\x13ROW_FLAG_NON_FINITE\x10\x01\x12\x15\n\x11ROW_FLAG_DEAD_END\x10\x02\x12\x1d\n\x19ROW_FLAG_GRAMMAR_TOO_SLOW\x10\x03\x32\xd7\x01\n\rWorkerService\x12\x66\n\x0bGetCapacity\x12*.octavo.worker.v1alpha1.GetCapacityRequest\x1a+.octavo.worker.v1alpha1.GetCapacityResponse\x12^\n\x07\x45xecute\x12&.octavo.worker.v1alpha1.ExecuteRequest\x1a\'.octavo.worker.v1alpha1.ExecuteResponse(\x01\x30\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n#octavo/worker/v1alpha1/worker.proto\x12\x16octavo.worker.v1alpha1\"\x14\n\x12GetCapacityRequest\"\xd4\x02\n\x13GetCapacityResponse\x12\x18\n\x10protocol_version\x18\x01 \x01(\r\x12\x0c\n\x04rank\x18\x02 \x01(\r\x12\x12\n\nworld_size\x18\x03 \x01(\r\x12\x32\n\tkv_groups\x18\x04 \x03(\x0b\x32\x1f.octavo.worker.v1alpha1.KvGroup\x12\x19\n\x11num_device_blocks\x18\x05 \x01(\r\x12\x17\n\x0fnum_host_blocks\x18\x06 \x01(\r\x12\x14\n\x0clogits_width\x18\x07 \x01(\r\x12\x15\n\rmax_model_len\x18\x08 \x01(\r\x12\x14\n\x0c\x61rchitecture\x18\t \x01(\t\x12\r\n\x05\x64type\x18\n \x01(\t\x12\x18\n\x10tokenizer_digest\x18\x0b \x01(\x0c\x12\x16\n\x0eweights_digest\x18\x0c \x01(\x0c\x12\x15\n\rconfig_digest\x18\r \x01(\x0c\"Z\n\x07KvGroup\x12\x12\n\nnum_layers\x18\x01 \x01(\r\x12\x12\n\nblock_size\x18\x02 \x01(\r\x12\x0e\n\x06window\x18\x03 \x01(\r\x12\x17\n\x0f\x62ytes_per_block\x18\x04 \x01(\x04\"z\n\x0e\x45xecuteRequest\x12,\n\x04open\x18\x01 \x01(\x0b\x32\x1c.octavo.worker.v1alpha1.OpenH\x00\x12\x32\n\x05plans\x18\x02 \x01(\x0b\x32!.octavo.worker.v1alpha1.StepPlansH\x00\x42\x06\n\x04kind\"\xb3\x01\n\x0f\x45xecuteResponse\x12\x30\n\x06opened\x18\x01 \x01(\x0b\x32\x1e.octavo.worker.v1alpha1.OpenedH\x00\x12\x36\n\x07results\x18\x02 \x01(\x0b\x32#.octavo.worker.v1alpha1.StepResultsH\x00\x12.\n\x05\x65vent\x18\x03 \x01(\x0b\x32\x1d.octavo.worker.v1alpha1.EventH\x00\x42\x06\n\x04kind\"\xc9\x01\n\x04Open\x12\x18\n\x10protocol_version\x18\x01 \x01(\r\x12\x15\n\rconfig_digest\x18\x02 \x01(\x0c\x12\x19\n\x11num_device_blocks\x18\x03 \x01(\r\x12\x17\n\x0fnum_host_blocks\x18\x04 \x01(\r\x12\x13\n\x0bgroup_epoch\x18\x05 \x01(\x04\x12\x10\n\x08num_rows\x18\x06 \x01(\r\x12\x1e\n\x16max_num_batched_tokens\x18\x07 \x01(\r\x12\x15\n\rmax_model_len\x18\x08 \x01(\r\"\x1d\n\x06Opened\x12\x13\n\x0bgroup_epoch\x18\x01 \x01(\x04\"<\n\tStepPlans\x12/\n\x05plans\x18\x01 \x03(\x0b\x32 .octavo.worker.v1alpha1.StepPlan\"\x81\x03\n\x08StepPlan\x12\x0f\n\x07step_id\x18\x01 \x01(\x04\x12\x15\n\rreleased_rows\x18\x02 \x03(\r\x12\x35\n\x08swap_out\x18\x03 \x01(\x0b\x32#.octavo.worker.v1alpha1.BlockCopies\x12\x34\n\x07swap_in\x18\x04 \x01(\x0b\x32#.octavo.worker.v1alpha1.BlockCopies\x12:\n\rcopy_on_write\x18\x05 \x01(\x0b\x32#.octavo.worker.v1alpha1.BlockCopies\x12\x35\n\nadmissions\x18\x06 \x03(\x0b\x32!.octavo.worker.v1alpha1.Admission\x12\x37\n\x0btable_edits\x18\x07 \x01(\x0b\x32\".octavo.worker.v1alpha1.TableEdits\x12\x34\n\tscheduled\x18\x08 \x01(\x0b\x32!.octavo.worker.v1alpha1.Scheduled\"D\n\x0b\x42lockCopies\x12\x0e\n\x06groups\x18\x01 \x03(\r\x12\x0f\n\x07sources\x18\x02 \x03(\r\x12\x14\n\x0c\x64\x65stinations\x18\x03 \x03(\r\"\xb9\x02\n\tAdmission\x12\x13\n\x0bsequence_id\x18\x01 \x01(\x04\x12\x0b\n\x03row\x18\x02 \x01(\r\x12\x19\n\x11num_prompt_tokens\x18\x03 \x01(\r\x12\x11\n\ttoken_ids\x18\x04 \x03(\r\x12\x38\n\x0c\x62lock_tables\x18\x05 \x03(\x0b\x32\".octavo.worker.v1alpha1.BlockTable\x12\x1b\n\x13num_computed_tokens\x18\x06 \x01(\r\x12\x32\n\x08sampling\x18\x07 \x01(\x0b\x32 .octavo.worker.v1alpha1.Sampling\x12\x12\n\nadapter_id\x18\x08 \x01(\x04\x12\x0c\n\x04seed\x18\t \x01(\x04\x12\x14\n\x0coutput_index\x18\n \x01(\r\x12\x19\n\x11num_scored_tokens\x18\x0b \x01(\r\"\x1c\n\nBlockTable\x12\x0e\n\x06\x62locks\x18\x01 \x03(\r\"\xd6\x03\n\x08Sampling\x12\x13\n\x0btemperature\x18\x01 \x01(\x01\x12\r\n\x05top_k\x18\x02 \x01(\r\x12\r\n\x05top_p\x18\x03 \x01(\x01\x12\r\n\x05min_p\x18\x04 \x01(\x01\x12\x19\n\x0cnum_logprobs\x18\x05 \x01(\rH\x00\x88\x01\x01\x12\x12\n\nmin_tokens\x18\x06 \x01(\r\x12\x18\n\x10masked_token_ids\x18\x07 \x03(\r\x12\x18\n\x10presence_penalty\x18\x08 \x01(\x01\x12\x19\n\x11\x66requency_penalty\x18\t \x01(\x01\x12\x1a\n\x12repetition_penalty\x18\n \x01(\x01\x12\x16\n\x0e\x62ias_token_ids\x18\x0b \x03(\r\x12\x0e\n\x06\x62iases\x18\x0c \x03(\x01\x12\x19\n\x11\x61llowed_token_ids\x18\r \x03(\r\x12\x38\n\tbad_words\x18\x0e \x03(\x0b\x32%.octavo.worker.v1alpha1.TokenSequence\x12\x0f\n\x07grammar\x18\x0f \x01(\t\x12\x15\n\reos_token_ids\x18\x10 \x03(\r\x12 \n\x13num_prompt_logprobs\x18\x11 \x01(\rH\x01\x88\x01\x01\x42\x0f\n\r_num_logprobsB\x16\n\x14_num_prompt_logprobs\"\"\n\rTokenSequence\x12\x11\n\ttoken_ids\x18\x01 \x03(\r\"K\n\nTableEdits\x12\x0c\n\x04rows\x18\x01 \x03(\r\x12\x0e\n\x06groups\x18\x02 \x03(\r\x12\x0f\n\x07indices\x18\x03 \x03(\r\x12\x0e\n\x06\x62locks\x18\x04 \x03(\r\"\x97\x01\n\tScheduled\x12\x0c\n\x04rows\x18\x01 \x03(\r\x12\x12\n\nnum_tokens\x18\x02 \x03(\r\x12\x13\n\x0bmax_samples\x18\x03 \x03(\r\x12\x12\n\nnum_forced\x18\x04 \x03(\r\x12\x15\n\rforced_tokens\x18\x05 \x03(\r\x12\x12\n\nnum_drafts\x18\x06 \x03(\r\x12\x14\n\x0c\x64raft_tokens\x18\x07 \x03(\r\"B\n\x0bStepResults\x12\x33\n\x07results\x18\x01 \x03(\x0b\x32\".octavo.worker.v1alpha1.StepResult\"\xe1\x02\n\nStepResult\x12\x0f\n\x07step_id\x18\x01 \x01(\x04\x12\x13\n\x0bnum_sampled\x18\x02 \x03(\r\x12\x0e\n\x06tokens\x18\x03 \x03(\r\x12\x10\n\x08logprobs\x18\x04 \x03(\x02\x12\x0f\n\x07num_top\x18\x05 \x03(\r\x12\x12\n\ntop_tokens\x18\x06 \x03(\r\x12\x14\n\x0ctop_logprobs\x18\x07 \x03(\x02\x12.\n\x05\x66lags\x18\x08 \x03(\x0e\x32\x1f.octavo.worker.v1alpha1.RowFlag\x12\x12\n\nexecute_ns\x18\t \x01(\x04\x12\x0f\n\x07\x63opy_ns\x18\n \x01(\x04\x12\x12\n\nnum_scored\x18\x0b \x03(\r\x12\x17\n\x0fscored_logprobs\x18\x0c \x03(\x02\x12\x16\n\x0escored_num_top\x18\r \x03(\r\x12\x19\n\x11scored_top_tokens\x18\x0e \x03(\r\x12\x1b\n\x13scored_top_logprobs\x18\x0f \x03(\x02\"\xce\x01\n\x05\x45vent\x12=\n\rtransfer_done\x18\x01 \x01(\x0b\x32$.octavo.worker.v1alpha1.TransferDoneH\x00\x12?\n\x0e\x61\x64\x61pter_loaded\x18\x02 \x01(\x0b\x32%.octavo.worker.v1alpha1.AdapterLoadedH\x00\x12=\n\rgrammar_ready\x18\x03 \x01(\x0b\x32$.octavo.worker.v1alpha1.GrammarReadyH\x00\x42\x06\n\x04kind\"#\n\x0cTransferDone\x12\x13\n\x0btransfer_id\x18\x01 \x01(\x04\"#\n\rAdapterLoaded\x12\x12\n\nadapter_id\x18\x01 \x01(\x04\"#\n\x0cGrammarReady\x12\x13\n\x0bsequence_id\x18\x01 \x01(\x04*r\n\x07RowFlag\x12\x18\n\x14ROW_FLAG_UNSPECIFIED\x10\x00\x12\x17\n\x13ROW_FLAG_NON_FINITE\x10\x01\x12\x15\n\x11ROW_FLAG_DEAD_END\x10\x02\x12\x1d\n\x19ROW_FLAG_GRAMMAR_TOO_SLOW\x10\x03\x32\xd7\x01\n\rWorkerService\x12\x66\n\x0bGetCapacity\x12*.octavo.worker.v1alpha1.GetCapacityRequest\x1a+.octavo.worker.v1alpha1.GetCapacityResponse\x12^\n\x07\x45xecute\x12&.octavo.worker.v1alpha1.ExecuteRequest\x1a\'.octavo.worker.v1alpha1.ExecuteResponse(\x01\x30\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'octavo.worker.v1alpha1.worker_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_ROWFLAG']._serialized_start=3277
-  _globals['_ROWFLAG']._serialized_end=3391
+  _globals['_ROWFLAG']._serialized_start=3411
+  _globals['_ROWFLAG']._serialized_end=3525
   _globals['_GETCAPACITYREQUEST']._serialized_start=63
   _globals['_GETCAPACITYREQUEST']._serialized_end=83
   _globals['_GETCAPACITYRESPONSE']._serialized_start=86
@@ -40,39 +40,43 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_KVGROUP']._serialized_start=428
   _globals['_KVGROUP']._serialized_end=518
   _globals['_EXECUTEREQUEST']._serialized_start=520
-  _globals['_EXECUTEREQUEST']._serialized_end=640
-  _globals['_EXECUTERESPONSE']._serialized_start=643
-  _globals['_EXECUTERESPONSE']._serialized_end=820
-  _globals['_OPEN']._serialized_start=823
-  _globals['_OPEN']._serialized_end=1024
-  _globals['_OPENED']._serialized_start=1026
-  _globals['_OPENED']._serialized_end=1055
-  _globals['_STEPPLAN']._serialized_start=1058
-  _globals['_STEPPLAN']._serialized_end=1443
-  _globals['_BLOCKCOPIES']._serialized_start=1445
-  _globals['_BLOCKCOPIES']._serialized_end=1513
-  _globals['_ADMISSION']._serialized_start=1516
-  _globals['_ADMISSION']._serialized_end=1829
-  _globals['_BLOCKTABLE']._serialized_start=1831
-  _globals['_BLOCKTABLE']._serialized_end=1859
-  _globals['_SAMPLING']._serialized_start=1862
-  _globals['_SAMPLING']._serialized_end=2332
-  _globals['_TOKENSEQUENCE']._serialized_start=2334
-  _globals['_TOKENSEQUENCE']._serialized_end=2368
-  _globals['_TABLEEDITS']._serialized_start=2370
-  _globals['_TABLEEDITS']._serialized_end=2445
-  _globals['_SCHEDULED']._serialized_start=2448
-  _globals['_SCHEDULED']._serialized_end=2599
-  _globals['_STEPRESULT']._serialized_start=2602
-  _globals['_STEPRESULT']._serialized_end=2955
-  _globals['_EVENT']._serialized_start=2958
-  _globals['_EVENT']._serialized_end=3164
-  _globals['_TRANSFERDONE']._serialized_start=3166
-  _globals['_TRANSFERDONE']._serialized_end=3201
-  _globals['_ADAPTERLOADED']._serialized_start=3203
-  _globals['_ADAPTERLOADED']._serialized_end=3238
-  _globals['_GRAMMARREADY']._serialized_start=3240
-  _globals['_GRAMMARREADY']._serialized_end=3275
-  _globals['_WORKERSERVICE']._serialized_start=3394
-  _globals['_WORKERSERVICE']._serialized_end=3609
+  _globals['_EXECUTEREQUEST']._serialized_end=642
+  _globals['_EXECUTERESPONSE']._serialized_start=645
+  _globals['_EXECUTERESPONSE']._serialized_end=824
+  _globals['_OPEN']._serialized_start=827
+  _globals['_OPEN']._serialized_end=1028
+  _globals['_OPENED']._serialized_start=1030
+  _globals['_OPENED']._serialized_end=1059
+  _globals['_STEPPLANS']._serialized_start=1061
+  _globals['_STEPPLANS']._serialized_end=1121
+  _globals['_STEPPLAN']._serialized_start=1124
+  _globals['_STEPPLAN']._serialized_end=1509
+  _globals['_BLOCKCOPIES']._serialized_start=1511
+  _globals['_BLOCKCOPIES']._serialized_end=1579
+  _globals['_ADMISSION']._serialized_start=1582
+  _globals['_ADMISSION']._serialized_end=1895
+  _globals['_BLOCKTABLE']._serialized_start=1897
+  _globals['_BLOCKTABLE']._serialized_end=1925
+  _globals['_SAMPLING']._serialized_start=1928
+  _globals['_SAMPLING']._serialized_end=2398
+  _globals['_TOKENSEQUENCE']._serialized_start=2400
+  _globals['_TOKENSEQUENCE']._serialized_end=2434
+  _globals['_TABLEEDITS']._serialized_start=2436
+  _globals['_TABLEEDITS']._serialized_end=2511
+  _globals['_SCHEDULED']._serialized_start=2514
+  _globals['_SCHEDULED']._serialized_end=2665
+  _globals['_STEPRESULTS']._serialized_start=2667
+  _globals['_STEPRESULTS']._serialized_end=2733
+  _globals['_STEPRESULT']._serialized_start=2736
+  _globals['_STEPRESULT']._serialized_end=3089
+  _globals['_EVENT']._serialized_start=3092
+  _globals['_EVENT']._serialized_end=3298
+  _globals['_TRANSFERDONE']._serialized_start=3300
+  _globals['_TRANSFERDONE']._serialized_end=3335
+  _globals['_ADAPTERLOADED']._serialized_start=3337
+  _globals['_ADAPTERLOADED']._serialized_end=3372
+  _globals['_GRAMMARREADY']._serialized_start=3374
+  _globals['_GRAMMARREADY']._serialized_end=3409
+  _globals['_WORKERSERVICE']._serialized_start=3528
+  _globals['_WORKERSERVICE']._serialized_end=3743
 # @@protoc_insertion_point(module_scope)

@@ -65,22 +65,22 @@ class KvGroup(_message.Message):
     def __init__(self, num_layers: _Optional[int] = ..., block_size: _Optional[int] = ..., window: _Optional[int] = ..., bytes_per_block: _Optional[int] = ...) -> None: ...
 
 class ExecuteRequest(_message.Message):
-    __slots__ = ("open", "plan")
+    __slots__ = ("open", "plans")
     OPEN_FIELD_NUMBER: _ClassVar[int]
-    PLAN_FIELD_NUMBER: _ClassVar[int]
+    PLANS_FIELD_NUMBER: _ClassVar[int]
     open: Open
-    plan: StepPlan
-    def __init__(self, open: _Optional[_Union[Open, _Mapping]] = ..., plan: _Optional[_Union[StepPlan, _Mapping]] = ...) -> None: ...
+    plans: StepPlans
+    def __init__(self, open: _Optional[_Union[Open, _Mapping]] = ..., plans: _Optional[_Union[StepPlans, _Mapping]] = ...) -> None: ...
 
 class ExecuteResponse(_message.Message):
-    __slots__ = ("opened", "result", "event")
+    __slots__ = ("opened", "results", "event")
     OPENED_FIELD_NUMBER: _ClassVar[int]
-    RESULT_FIELD_NUMBER: _ClassVar[int]
+    RESULTS_FIELD_NUMBER: _ClassVar[int]
     EVENT_FIELD_NUMBER: _ClassVar[int]
     opened: Opened
-    result: StepResult
+    results: StepResults
     event: Event
-    def __init__(self, opened: _Optional[_Union[Opened, _Mapping]] = ..., result: _Optional[_Union[StepResult, _Mapping]] = ..., event: _Optional[_Union[Event, _Mapping]] = ...) -> None: ...
+    def __init__(self, opened: _Optional[_Union[Opened, _Mapping]] = ..., results: _Optional[_Union[StepResults, _Mapping]] = ..., event: _Optional[_Union[Event, _Mapping]] = ...) -> None: ...
 
 class Open(_message.Message):
     __slots__ = ("protocol_version", "config_digest", "num_device_blocks", "num_host_blocks", "group_epoch", "num_rows", "max_num_batched_tokens", "max_model_len")
@@ -107,6 +107,12 @@ class Opened(_message.Message):
     GROUP_EPOCH_FIELD_NUMBER: _ClassVar[int]
     group_epoch: int
     def __init__(self, group_epoch: _Optional[int] = ...) -> None: ...
+
+class StepPlans(_message.Message):
+    __slots__ = ("plans",)
+    PLANS_FIELD_NUMBER: _ClassVar[int]
+    plans: _containers.RepeatedCompositeFieldContainer[StepPlan]
+    def __init__(self, plans: _Optional[_Iterable[_Union[StepPlan, _Mapping]]] = ...) -> None: ...
 
 class StepPlan(_message.Message):
     __slots__ = ("step_id", "released_rows", "swap_out", "swap_in", "copy_on_write", "admissions", "table_edits", "scheduled")
@@ -243,6 +249,12 @@ class Scheduled(_message.Message):
     num_drafts: _containers.RepeatedScalarFieldContainer[int]
     draft_tokens: _containers.RepeatedScalarFieldContainer[int]
     def __init__(self, rows: _Optional[_Iterable[int]] = ..., num_tokens: _Optional[_Iterable[int]] = ..., max_samples: _Optional[_Iterable[int]] = ..., num_forced: _Optional[_Iterable[int]] = ..., forced_tokens: _Optional[_Iterable[int]] = ..., num_drafts: _Optional[_Iterable[int]] = ..., draft_tokens: _Optional[_Iterable[int]] = ...) -> None: ...
+
+class StepResults(_message.Message):
+    __slots__ = ("results",)
+    RESULTS_FIELD_NUMBER: _ClassVar[int]
+    results: _containers.RepeatedCompositeFieldContainer[StepResult]
+    def __init__(self, results: _Optional[_Iterable[_Union[StepResult, _Mapping]]] = ...) -> None: ...
 
 class StepResult(_message.Message):
     __slots__ = ("step_id", "num_sampled", "tokens", "logprobs", "num_top", "top_tokens", "top_logprobs", "flags", "execute_ns", "copy_ns", "num_scored", "scored_logprobs", "scored_num_top", "scored_top_tokens", "scored_top_logprobs")

@@ -59,8 +59,8 @@ class WorkerServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def Execute(self, request_iterator, context):
-        """Execute is a session. The first message opens it, each later one is a plan, executed in the order of the stream;
-        each plan is answered by one result. The worker's rows live as long as the stream: when it breaks, both sides
+        """Execute is a session. The first message opens it, each later one has plans, executed in the order of the stream; each
+        message of plans is answered by one with their results. The worker's rows live as long as the stream: when it breaks, both sides
         forget them. One stream is live at a time: one with the same group epoch or a higher one takes the place of the one
         before, which ends with ABORTED; one with a lower epoch is refused with FAILED_PRECONDITION. A plan that breaks the
         contract ends the stream with INVALID_ARGUMENT, a step that fails ends it with INTERNAL.
