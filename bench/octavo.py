@@ -1,8 +1,8 @@
 """Octavo as its users meet it: a scheduler and a worker process, gRPC, and the Python client in this process.
 
-`python -m bench.octavo MODEL_DIR` serves the commands of `measure.serve`. One request is streamed, as its latency is what
-is measured; of several only the whole answers are asked for. With `--streamed` the tokens of these, too, are sent as they
-come.
+`python -m bench.octavo MODEL_DIR` serves the commands of `measure.serve`. One request is streamed, as its latency is
+what is measured; of several only the whole answers are asked for. With `--streamed` the tokens of these, too, are sent
+as they come.
 """
 
 from __future__ import annotations
