@@ -111,7 +111,7 @@ def _plans(
         oldest = in_flight.pop(0)
         tokens = (0,) * sum(oldest.max_samples)
         result = StepResult(epoch=0, step_id=oldest.step_id, num_sampled=oldest.max_samples, tokens=tokens)
-        plans.append((scheduler_wire.plan_message(oldest).plan, core.update(result).sequence_ids))
+        plans.append((scheduler_wire.plans_message([oldest]).plans.plans[0], core.update(result).sequence_ids))
 
 
 if __name__ == "__main__":
