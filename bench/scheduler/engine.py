@@ -76,7 +76,7 @@ def wire_us(running: int) -> float:
     times = []
     for _ in range(200):
         begin = time.perf_counter_ns()
-        wire.plan_message(plan).SerializeToString()
+        wire.plans_message([plan]).SerializeToString()
         times.append((time.perf_counter_ns() - begin) / 1e3)
     return statistics.median(times)
 
