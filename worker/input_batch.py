@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -41,7 +41,8 @@ def build_input_batch(table: SequenceTable, plan: StepPlan, block_size: int, io:
     until the commit."""
     if table.decoding is None:
         columns = _columns(table, plan, block_size)
-        if not ((plan.num_tokens == 1) & (plan.max_samples == 1)).all():
+        # Each row computes at least one token, and samples at most one.
+        if not columns["token_ids"].size == columns["logits_indices"].size == plan.rows.size:
             return InputBatch(**io.upload(columns))
         table.decoding = DecodeRows(plan, columns, table.sampling(plan), block_size)
     return table.decoding.batch(io)
@@ -59,17 +60,13 @@ class DecodeRows:
 
     def __init__(self, plan: StepPlan, columns: _Columns, sampling: SamplingColumns, block_size: int) -> None:
         """columns: those of the plan's batch, contiguous. sampling: the rows' parameters. Both are written into."""
-        # num_computed and num_tokens of the rows, [2, R], and what else is counted up: each pair by one operation.
-        self.counts = np.stack([columns["positions"], columns["seq_lens"]])
-        self._places = np.stack([columns["slot_mapping"], sampling.output_index])
-        self._positions, self._seq_lens = self.counts
-        self._slot_mapping, output_index = self._places
-        self.sampling = replace(sampling, output_index=output_index)
+        self.sampling = sampling
+        self.positions, self.seq_lens = columns["positions"], columns["seq_lens"]
         self._rows = plan.rows
         self._scheduled = _scheduled(plan)
-        counted = {"positions": self._positions, "seq_lens": self._seq_lens, "slot_mapping": self._slot_mapping}
-        self._columns = columns | counted
-        self._token_ids = columns["token_ids"]
+        self._columns = columns
+        self._token_ids, self._slot_mapping = columns["token_ids"], columns["slot_mapping"]
+        self._output_index = sampling.output_index
         self._block_size = block_size
         self._counting = 0  # steps from here on in which each row takes the slot after its last one
         self._batch: InputBatch | None = None
@@ -88,8 +85,8 @@ class DecodeRows:
         if self._counting and not plan.edit_rows.size:
             self._counting -= 1
             return True
-        indices, offsets = np.divmod(self._positions, self._block_size)
-        longest = int(self._seq_lens.max())
+        indices, offsets = np.divmod(self.positions, self._block_size)
+        longest = int(self.seq_lens.max())
         if longest >= max_model_len or (indices >= num_blocks[self._rows]).any():
             return False
         self._slot_mapping[:] = block_tables[self._rows, indices] * np.int64(self._block_size) + offsets
@@ -104,8 +101,10 @@ class DecodeRows:
     def advance(self, tokens: IntColumn) -> None:
         """The step is done: on to the rows' next tokens [R], which it sampled."""
         self._token_ids[:] = tokens
-        self.counts += 1
-        self._places += 1
+        self.positions += 1
+        self.seq_lens += 1
+        self._slot_mapping += 1
+        self._output_index += 1
 
 
 def _scheduled(plan: StepPlan) -> tuple[bytes, bytes, bytes]:

@@ -48,8 +48,8 @@ class SequenceTable:
         self._last_step_id = -1
         self.token_ids = np.zeros((rows, limits.max_model_len), np.int32)
         self.block_tables = np.zeros((rows, limits.max_blocks), np.int32)
-        self._counts = np.zeros((2, rows), np.int32)
-        self.num_computed, self.num_tokens = self._counts
+        self.num_tokens = np.zeros(rows, np.int32)
+        self.num_computed = np.zeros(rows, np.int32)
         self.num_blocks = np.zeros(rows, np.int32)
         self.decoding: DecodeRows | None = None
         # But for output_index, which holds what is to be added to num_tokens: so it need not be counted.
@@ -96,9 +96,10 @@ class SequenceTable:
         """
         if (decoding := self.decoding) is not None:
             rows = plan.rows
-            self.token_ids[rows, decoding.counts[1]] = tokens
+            self.token_ids[rows, decoding.seq_lens] = tokens
             decoding.advance(tokens)
-            self._counts[:, rows] = decoding.counts
+            self.num_computed[rows] = decoding.positions
+            self.num_tokens[rows] = decoding.seq_lens
         else:
             self.num_computed[plan.rows] += plan.num_tokens
             rows = sampling_rows(plan)
