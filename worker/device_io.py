@@ -37,6 +37,8 @@ class DeviceIO(Protocol):
     """One device's traffic with the host. Calls are in the order of the device's current stream."""
 
     device: torch.device
+    shares_memory: bool
+    """Whether an uploaded tensor is its array, and sees what is written into it later."""
 
     def upload(self, columns: Columns) -> dict[str, torch.Tensor]:
         """Tensors on the device, of the arrays' shapes and types, to be read only."""
@@ -59,6 +61,7 @@ class HostIO:
     """The device is the host: nothing is copied. A downloaded array shares its tensor's memory."""
 
     device = torch.device("cpu")
+    shares_memory = True
 
     def upload(self, columns: Columns) -> dict[str, torch.Tensor]:
         return {name: torch.from_numpy(column) for name, column in columns.items()}
@@ -76,6 +79,8 @@ class HostIO:
 class StagedIO:
     """The device has memory of its own. Staging buffers come from torch's page-locked pool, which hands one out again
     only after the copy that read it. page_locked False is for tests on a machine without a GPU."""
+
+    shares_memory = False
 
     def __init__(self, device: torch.device, *, page_locked: bool = True) -> None:
         self.device = device

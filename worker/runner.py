@@ -17,7 +17,7 @@ from worker.logit_adjuster import Adjustments
 from worker.models.model import Change, Model, SamplingModel
 from worker.prompt_scorer import Scoring, score
 from worker.sampler import NO_CHANGES, Sampled, SamplingColumns
-from worker.sequence_table import Grammars, SequenceTable, sampling_rows
+from worker.sequence_table import Grammars, SequenceTable
 from worker.step import Limits, PromptScores, RowFlag, StepPlan, StepResult, no_ints
 
 
@@ -46,8 +46,7 @@ class Runner:
         table.apply(plan)
         copying = self._copy_blocks(plan)
         batch = build_input_batch(table, plan, self._kv_cache.spec.block_size, self._io)
-        rows = sampling_rows(plan)
-        columns, adjustments, scoring = table.sampling(rows), table.adjustments(rows), table.scoring(plan)
+        columns, adjustments, scoring = table.sampling(plan), table.adjustments(plan), table.scoring(plan)
         scores = None
         if scoring is not None:
             hidden, to_score = self._hidden_states(batch, scoring)
@@ -81,14 +80,14 @@ class Runner:
 
     def _copy_blocks(self, plan: StepPlan) -> Stopwatch | None:
         """Performs the plan's phases of block copies, one after the other. -> their time, None if there are none."""
+        if not (plan.swap_out.sources.size or plan.swap_in.sources.size or plan.copy_on_write.sources.size):
+            return None
         cache = self._kv_cache
         phases = (
             (cache.swap_out, plan.swap_out),
             (cache.swap_in, plan.swap_in),
             (cache.copy_on_write, plan.copy_on_write),
         )
-        if not any(copies.sources.size for _, copies in phases):
-            return None
         copying = self._io.stopwatch()
         for copy, copies in phases:
             if copies.sources.size:
@@ -105,10 +104,11 @@ def _result(
     execute_ns: int,
     copy_ns: int,
 ) -> StepResult:
-    num_sampled = plan.max_samples.copy()
-    num_sampled[plan.max_samples > 0] = sampled.finite
-    flags = no_ints()
+    num_sampled, tokens, flags = plan.max_samples, sampled.tokens, no_ints()
     if not sampled.finite.all():
+        num_sampled = plan.max_samples.copy()
+        num_sampled[plan.max_samples > 0] = sampled.finite
+        tokens = sampled.tokens[sampled.finite]
         of_sampled = np.where(sampled.finite, RowFlag.OK, RowFlag.NON_FINITE).astype(np.int32)
         if adjustments is not None:
             adjustments.flag(of_sampled)
@@ -117,7 +117,7 @@ def _result(
     return StepResult(
         step_id=plan.step_id,
         num_sampled=num_sampled,
-        tokens=sampled.tokens[sampled.finite],
+        tokens=tokens,
         logprobs=sampled.logprobs,
         num_top=sampled.num_top,
         top_tokens=sampled.top_tokens,

@@ -38,7 +38,10 @@ _NUCLEUS_FLOORS = (1e-2, 1e-4, 1e-6)
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SamplingColumns:
     """Parameters of R rows that sample: temperature, top_p, min_p float64 [R]; top_k int32 [R];
-    num_logprobs int32 [R], -1 for none; seeds uint64 [R]; output_index int64 [R]."""
+    num_logprobs int32 [R], -1 for none; seeds uint64 [R]; output_index int64 [R].
+
+    The same columns may serve step after step, output_index then being counted up in place and nothing else changing.
+    """
 
     temperature: npt.NDArray[np.float64]
     top_k: IntColumn

@@ -12,7 +12,7 @@ A table that has raised is no longer consistent; it belongs to a stream that end
 
 from __future__ import annotations
 
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -22,6 +22,9 @@ from worker.prompt_scorer import Scoring
 from worker.row_rules import NO_MATCHER, Matcher, RowRules
 from worker.sampler import SamplingColumns
 from worker.step import Admission, IntColumn, Limits, LogitRules, PlanError, StepPlan
+
+if TYPE_CHECKING:
+    from worker.input_batch import DecodeRows
 
 
 class Grammars(Protocol):
@@ -34,7 +37,8 @@ class Grammars(Protocol):
 
 class SequenceTable:
     """Rows of one stream. token_ids [rows, max_model_len] and block_tables [rows, max blocks] int32; num_tokens,
-    num_computed and num_blocks [rows] int32."""
+    num_computed and num_blocks [rows] int32. decoding: the last plan's rows as the next one may find them; None if it
+    will find nothing ready."""
 
     def __init__(self, limits: Limits, grammars: Grammars | None = None) -> None:
         """grammars: what makes matchers for rows that have a grammar; None if no row may have one."""
@@ -47,6 +51,8 @@ class SequenceTable:
         self.num_tokens = np.zeros(rows, np.int32)
         self.num_computed = np.zeros(rows, np.int32)
         self.num_blocks = np.zeros(rows, np.int32)
+        self.decoding: DecodeRows | None = None
+        # But for output_index, which holds what is to be added to num_tokens: so it need not be counted.
         self._sampling = SamplingColumns(
             temperature=np.zeros(rows, np.float64),
             top_k=np.zeros(rows, np.int32),
@@ -68,11 +74,18 @@ class SequenceTable:
         if plan.step_id <= self._last_step_id:
             raise PlanError("step_id", plan.step_id, f"it must be above {self._last_step_id}, the last one")
         self._last_step_id = plan.step_id
-        self._release(plan.released_rows)
-        for admission in plan.admissions:
-            self._admit(admission)
+        if plan.released_rows.size or plan.admissions:
+            self.decoding = None
+            self._release(plan.released_rows)
+            for admission in plan.admissions:
+                self._admit(admission)
         if plan.edit_rows.size:
             self._edit(plan.edit_rows, plan.edit_indices, plan.edit_blocks)
+        if self.decoding is not None and self.decoding.begin(
+            plan, self.block_tables, self.num_blocks, self._limits.max_model_len
+        ):
+            return
+        self.decoding = None
         self._check_scheduled(plan)
 
     def commit(self, plan: StepPlan, tokens: IntColumn) -> None:
@@ -81,12 +94,18 @@ class SequenceTable:
         A row without a sampled token (its logits were not finite) gets token 0 like any other: the plan after this one
         is on its way already and counts on a token there, and the scheduler drops whatever such a row gives.
         """
-        self.num_computed[plan.rows] += plan.num_tokens
-        rows = sampling_rows(plan)
-        places = self.num_tokens[rows]
-        self.token_ids[rows, places] = tokens
-        self.num_tokens[rows] = places + 1
-        self._sampling.output_index[rows] += 1
+        if (decoding := self.decoding) is not None:
+            rows = plan.rows
+            self.token_ids[rows, decoding.seq_lens] = tokens
+            decoding.advance(tokens)
+            self.num_computed[rows] = decoding.positions
+            self.num_tokens[rows] = decoding.seq_lens
+        else:
+            self.num_computed[plan.rows] += plan.num_tokens
+            rows = sampling_rows(plan)
+            places = self.num_tokens[rows]
+            self.token_ids[rows, places] = tokens
+            self.num_tokens[rows] = places + 1
         if self._rules:
             for row, token in zip(rows.tolist(), tokens.tolist(), strict=True):
                 if (rules := self._rules.get(row)) is not None:
@@ -95,9 +114,12 @@ class SequenceTable:
             for row in [row for row, admission in self._to_score.items() if not self._num_to_score(row, admission)]:
                 del self._to_score[row]
 
-    def sampling(self, rows: IntColumn) -> SamplingColumns:
-        """The sampling parameters of rows [R], output_index being that of the token to be sampled next."""
-        columns = self._sampling
+    def sampling(self, plan: StepPlan) -> SamplingColumns:
+        """The sampling parameters of the plan's R rows that sample, output_index being that of the token to be sampled
+        next. They hold until the plan is committed."""
+        if self.decoding is not None:
+            return self.decoding.sampling
+        rows, columns = sampling_rows(plan), self._sampling
         return SamplingColumns(
             temperature=columns.temperature[rows],
             top_k=columns.top_k[rows],
@@ -105,14 +127,15 @@ class SequenceTable:
             min_p=columns.min_p[rows],
             num_logprobs=columns.num_logprobs[rows],
             seeds=columns.seeds[rows],
-            output_index=columns.output_index[rows],
+            output_index=columns.output_index[rows] + self.num_tokens[rows],
         )
 
-    def adjustments(self, rows: IntColumn) -> Adjustments | None:
-        """What the rules of rows [R] will make of their logits; None if none of them has any. What can be done before
-        the logits are there begins now."""
+    def adjustments(self, plan: StepPlan) -> Adjustments | None:
+        """What the rules of the plan's R rows that sample will make of their logits; None if none of them has any. What
+        can be done before the logits are there begins now."""
         if not self._rules:
             return None
+        rows = sampling_rows(plan)
         places = np.array([place for place, row in enumerate(rows.tolist()) if row in self._rules], np.int64)
         if not places.size:
             return None
@@ -125,7 +148,7 @@ class SequenceTable:
 
     def scoring(self, plan: StepPlan) -> Scoring | None:
         """The prompt tokens that the plan's rows are to be scored on; None if there are none."""
-        if self._to_score.keys().isdisjoint(plan.rows.tolist()):
+        if not self._to_score or self._to_score.keys().isdisjoint(plan.rows.tolist()):
             return None
         num_scored = np.zeros(plan.rows.size, np.int32)
         places, targets, num_top = [], [], []
@@ -179,7 +202,7 @@ class SequenceTable:
         columns.min_p[row] = sampling.min_p
         columns.num_logprobs[row] = -1 if sampling.num_logprobs is None else sampling.num_logprobs
         columns.seeds[row] = admission.seed
-        columns.output_index[row] = admission.output_index
+        columns.output_index[row] = admission.output_index - length
         if sampling.rules is not None:
             self._rules[row] = self._make_rules(admission, sampling.rules)
         if sampling.num_prompt_logprobs is not None and self._num_to_score(row, admission):

@@ -8,6 +8,7 @@ Values are immutable by convention: nobody writes into an array after it was put
 from __future__ import annotations
 
 import enum
+import functools
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -22,11 +23,19 @@ PROTOCOL_VERSION = 3
 """Both ends of a stream must carry the same; it changes with every change of the step plane's meaning."""
 
 
+@functools.cache
 def no_ints() -> IntColumn:
     """An empty column."""
     return np.empty(0, np.int32)
 
 
+@functools.cache
+def no_floats() -> FloatColumn:
+    """An empty column of numbers."""
+    return np.empty(0, np.float32)
+
+
+@functools.cache
 def no_ids() -> IdColumn:
     """An empty column of token ids that index."""
     return np.empty(0, np.int64)
@@ -121,7 +130,7 @@ class LogitRules:
     frequency_penalty: float = 0.0
     repetition_penalty: float = 1.0
     bias_token_ids: IdColumn = field(default_factory=no_ids)
-    biases: FloatColumn = field(default_factory=lambda: np.empty(0, np.float32))
+    biases: FloatColumn = field(default_factory=no_floats)
     allowed_token_ids: IdColumn = field(default_factory=no_ids)
     bad_words: tuple[tuple[int, ...], ...] = ()
     grammar: str = ""

@@ -28,8 +28,8 @@ _ARGUMENTS = {
     "attention": "17qdqd3q",
     "silu_and_mul": "7q",
     "sample": "20q",
-    "decoder_step": "34q",
 }
+_DECODER_STEP = "34q"
 
 
 class NativeLibraryError(RuntimeError):
@@ -53,7 +53,8 @@ class NativeLibrary:
     attention: Callable[..., int]
     silu_and_mul: Callable[..., int]
     sample: Callable[..., int]
-    decoder_step: Callable[..., int]
+    decoder_step: Callable[..., Callable[[], int]]
+    """Prepares the call, which may then be made several times: a step's arguments are many, and seldom change."""
 
 
 _HOW_TO_BUILD = "run `make native` (or `python -m kernels.cpu.build`)"
@@ -86,11 +87,17 @@ def instruction_set() -> str:
     return available_instruction_sets()[0]
 
 
-def _bind(library: ctypes.CDLL, name: str, fields: str) -> Callable[..., int]:
-    """The entry point as a function of its struct's fields."""
+def _prepared(library: ctypes.CDLL, name: str, fields: str) -> Callable[..., Callable[[], int]]:
+    """The entry point as a function of its struct's fields that gives the call of it."""
     function, pack = library[name], struct.Struct(fields).pack
     function.argtypes = (ctypes.c_char_p,)
-    return lambda *values: function(pack(*values))
+    return lambda *values: functools.partial(function, pack(*values))
+
+
+def _bind(library: ctypes.CDLL, name: str, fields: str) -> Callable[..., int]:
+    """The entry point as a function of its struct's fields."""
+    prepare = _prepared(library, name, fields)
+    return lambda *values: prepare(*values)()
 
 
 @functools.cache
@@ -102,4 +109,5 @@ def load(isa: str | None = None, path: Path = build.LIBRARY) -> NativeLibrary:
         raise NativeLibraryError(f"instruction set {chosen!r} cannot run here; available: {', '.join(available)}")
     suffix, _ = build.instruction_sets()[chosen]
     ops = {op: _bind(library, f"octavo_{op}_{suffix}", fields) for op, fields in _ARGUMENTS.items()}
-    return NativeLibrary(instruction_set=chosen, **ops)
+    decoder_step = _prepared(library, f"octavo_decoder_step_{suffix}", _DECODER_STEP)
+    return NativeLibrary(instruction_set=chosen, **ops, decoder_step=decoder_step)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import ctypes
 import struct
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import NoReturn, Protocol
 
@@ -117,6 +117,8 @@ class NativeDecoder:
         self._num_threads = num_threads
         self._layers = _buffer(_LAYER, [_describe_layer(layer) for layer in parts.layers])
         self._decoder = _buffer(_DECODER, [_describe_decoder(parts, ctypes.addressof(self._layers))])
+        # The last call of `sample`, and what it was prepared from, whose addresses it holds.
+        self._sampling: tuple[StepBatch, PagedCaches, Sampling, Callable[[], int]] | None = None
 
     @property
     def vocab_size(self) -> int:
@@ -132,26 +134,35 @@ class NativeDecoder:
         if out is not None and (out.shape != shape or out.dtype is not torch.float32 or not out.is_contiguous()):
             raise ValueError(f"decoder_step: out must be {list(shape)} in float32, contiguous")
         logits = torch.empty(shape) if out is None else out
-        self._run(batch, caches, logits.data_ptr(), 0, False, NO_SAMPLING)
+        self._run(batch, caches, self._prepare(batch, caches, logits.data_ptr(), 0, False, NO_SAMPLING))
         return logits
 
     def hidden_states(self, batch: StepBatch, caches: PagedCaches) -> torch.Tensor:
         """Like `forward`, but gives what the vocabulary projection reads of these rows: [R, C] float32."""
         hidden = torch.empty((batch.logits_indices.numel(), self._parts.lm_head.in_features))
-        self._run(batch, caches, 0, hidden.data_ptr(), False, NO_SAMPLING)
+        self._run(batch, caches, self._prepare(batch, caches, 0, hidden.data_ptr(), False, NO_SAMPLING))
         return hidden
 
     def sample(self, batch: StepBatch, caches: PagedCaches, sampling: Sampling) -> None:
-        """Like `forward`, but instead of giving the logits of R rows it fills the results of `sampling`."""
+        """Like `forward`, but instead of giving the logits of R rows it fills the results of `sampling`.
+
+        Given the objects of the call before once more, it looks at the values in their tensors and arrays only.
+        """
+        last = self._sampling
+        if last is None or last[0] is not batch or last[1] is not caches or last[2] is not sampling:
+            last = self._sampling = batch, caches, sampling, self._prepare_sampling(batch, caches, sampling)
+        self._run(batch, caches, last[3])
+
+    def _prepare_sampling(self, batch: StepBatch, caches: PagedCaches, sampling: Sampling) -> Callable[[], int]:
         rows = batch.logits_indices.numel()
         if (sampling.rows, sampling.width) != (rows, self.vocab_size):
             raise ValueError(
                 f"decoder_step: sampling must be of {rows} rows and {self.vocab_size} tokens, got {sampling.rows} and "
                 f"{sampling.width}"
             )
-        self._run(batch, caches, 0, 0, True, sampling.description)
+        return self._prepare(batch, caches, 0, 0, True, sampling.description)
 
-    def _run(
+    def _prepare(
         self,
         batch: StepBatch,
         caches: PagedCaches,
@@ -159,7 +170,8 @@ class NativeDecoder:
         hidden: int,
         samples: bool,
         sampling: tuple[int, ...],
-    ) -> None:
+    ) -> Callable[[], int]:
+        """The call, once the shapes and types of what it reads are checked."""
         op = "decoder_step"
         tokens, num_seqs, rows = batch.token_ids.numel(), batch.seq_lens.numel(), batch.logits_indices.numel()
         check_indices(op, "token_ids", batch.token_ids, tokens, torch.int64)
@@ -170,7 +182,7 @@ class NativeDecoder:
         table_stride, table_width = check_table(op, batch.block_tables, num_seqs)
         check_indices(op, "logits_indices", batch.logits_indices, rows, torch.int64)
         self._check_caches(caches)
-        status = self._library.decoder_step(
+        return self._library.decoder_step(
             ctypes.addressof(self._decoder),
             *caches.description,
             batch.token_ids.data_ptr(),
@@ -191,8 +203,10 @@ class NativeDecoder:
             samples,
             *sampling,
         )
-        if status:
-            self._explain(status, caches, tokens, table_width)
+
+    def _run(self, batch: StepBatch, caches: PagedCaches, call: Callable[[], int]) -> None:
+        if status := call():
+            self._explain(status, batch, caches)
 
     def _check_caches(self, caches: PagedCaches) -> None:
         parts = self._parts
@@ -202,8 +216,9 @@ class NativeDecoder:
                 f"{parts.head_dim}, got {caches.shape[0]}, {caches.shape[1]} and {caches.shape[2]}"
             )
 
-    def _explain(self, status: int, caches: PagedCaches, tokens: int, table_width: int) -> NoReturn:
+    def _explain(self, status: int, batch: StepBatch, caches: PagedCaches) -> NoReturn:
         _, _, _, num_blocks, block_size = caches.shape
+        tokens, table_width = batch.token_ids.numel(), batch.block_tables.shape[1]
         if status == _NO_MEMORY:
             raise MemoryError("decoder_step: no memory for the activations")
         raise ValueError(

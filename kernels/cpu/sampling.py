@@ -17,10 +17,24 @@ class Sampling:
 
     tokens [R] int32, 0 where a logit is not finite; finite [R] int32, 1 or 0. Of parameters given, also logprobs [R]
     float32 and, row after row, the max(num_logprobs, 0) most likely tokens: top_tokens int32, top_logprobs float32;
-    those of rows that are not finite mean nothing.
+    those of rows that are not finite mean nothing. asks: whether a row wants logprobs.
+
+    It may serve again, with other values in the same columns and results in place of the last ones; but num_logprobs
+    stays as it is.
     """
 
-    __slots__ = ("_kept", "description", "finite", "logprobs", "rows", "tokens", "top_logprobs", "top_tokens", "width")
+    __slots__ = (
+        "_kept",
+        "asks",
+        "description",
+        "finite",
+        "logprobs",
+        "rows",
+        "tokens",
+        "top_logprobs",
+        "top_tokens",
+        "width",
+    )
 
     def __init__(
         self,
@@ -52,6 +66,7 @@ class Sampling:
         ends = np.cumsum(counts)
         num_top = int(ends[-1]) if rows else 0
         self.rows, self.width = rows, width
+        self.asks = bool((num_logprobs >= 0).any())
         self.tokens = np.empty(rows, np.int32)
         self.finite = np.empty(rows, np.int32)
         self.logprobs = np.empty(rows, np.float32)
@@ -66,7 +81,7 @@ class Sampling:
     def greedy(cls, rows: int, width: int) -> Sampling:
         """Every row takes its most likely token, and no logprobs."""
         self = cls.__new__(cls)
-        self.rows, self.width = rows, width
+        self.rows, self.width, self.asks = rows, width, False
         self.tokens = np.empty(rows, np.int32)
         self.finite = np.empty(rows, np.int32)
         self.logprobs = self.top_logprobs = np.empty(0, np.float32)
@@ -96,8 +111,9 @@ def row_addresses(rows: int, some: npt.NDArray[np.int64], first: int, stride: in
 
 
 def _column(name: str, column: npt.NDArray[Any], rows: int, dtype: type[np.generic]) -> npt.NDArray[Any]:
-    if column.shape != (rows,) or column.dtype != dtype:
+    if column.shape != (rows,) or column.dtype != dtype or not column.flags.c_contiguous:
         raise ValueError(
-            f"sample: {name} must be [{rows}] in {np.dtype(dtype)}, got {list(column.shape)} in {column.dtype}"
+            f"sample: {name} must be [{rows}] in {np.dtype(dtype)}, contiguous, got {list(column.shape)} in "
+            f"{column.dtype}"
         )
-    return np.ascontiguousarray(column)
+    return column

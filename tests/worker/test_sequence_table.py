@@ -2,25 +2,29 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import numpy as np
 import pytest
 import torch
 
 from octavo.worker.v1alpha1 import worker_pb2 as pb
 from tests.worker.plans import LIMITS, admission, read, step
-from worker.device_io import HostIO
+from worker.device_io import HostIO, StagedIO
 from worker.input_batch import InputBatch, build_input_batch
-from worker.sequence_table import SequenceTable, sampling_rows
-from worker.step import PlanError, RowFlag
+from worker.sampler import SamplingColumns
+from worker.sequence_table import SequenceTable
+from worker.step import PlanError, RowFlag, StepPlan
 
 
 def run(table: SequenceTable, message: pb.StepPlan, *sampled: int) -> InputBatch:
-    """Applies a plan, builds its batch, commits the sampled tokens."""
+    """Applies a plan, builds its batch, commits the sampled tokens. -> the batch as it was before that."""
     plan = read(message)
     table.apply(plan)
     batch = build_input_batch(table, plan, LIMITS.block_size, HostIO())
+    before = InputBatch(**{name: getattr(batch, name).clone() for name in InputBatch.__slots__})
     table.commit(plan, np.array(sampled, np.int32))
-    return batch
+    return before
 
 
 def columns(batch: InputBatch) -> dict[str, list[object]]:
@@ -112,8 +116,7 @@ def test_a_recompute_is_the_same_as_never_having_stopped() -> None:
     run(straight, step(2, [1]), 72)
     assert run(straight, step(3, [1]), 73).positions.tolist() == run(preempted, step(3, [0]), 73).positions.tolist()
     assert straight.token_ids[1, :7].tolist() == preempted.token_ids[0, :7].tolist()
-    rows = np.array([1], np.int32), np.array([0], np.int32)
-    one, other = straight.sampling(rows[0]), preempted.sampling(rows[1])
+    one, other = straight.sampling(read(step(4, [1]))), preempted.sampling(read(step(4, [0])))
     assert (one.output_index, one.seeds, one.temperature) == (other.output_index, other.seeds, other.temperature)
     assert one.output_index.tolist() == [4]
 
@@ -127,7 +130,7 @@ def test_parts_are_applied_in_order() -> None:
         table, step(1, [1], [9], released_rows=[1], admissions=[admission(1, range(9), [10])], table_edits=edits), 8
     )
     assert batch.block_tables.tolist() == [[10, 11, 12]]
-    sampling = table.sampling(np.array([1], np.int32))
+    sampling = table.sampling(read(step(2, [1])))
     assert (sampling.num_logprobs.tolist(), sampling.top_k.tolist(), sampling.output_index.tolist()) == ([-1], [0], [1])
 
 
@@ -147,6 +150,148 @@ def test_all_the_rows_and_the_whole_length_can_be_used() -> None:
         run(table, step(length, range(4), table_edits=edits if length % 4 == 1 else None), *[length] * 4)
     assert table.num_tokens.tolist() == [16] * 4
     assert table.token_ids[2].tolist() == [1, 2, 3, 4, 3, *range(5, 16)]
+
+
+def inputs(table: SequenceTable, plan: StepPlan) -> dict[str, object]:
+    """All that a step of a plan just applied reads."""
+    batch = columns(build_input_batch(table, plan, LIMITS.block_size, HostIO()))
+    sampling = table.sampling(plan)
+    return batch | {name: getattr(sampling, name).tolist() for name in SamplingColumns.__slots__}
+
+
+class Plans:
+    """Random plans that fit: rows come and go, prompts are computed in parts, some rows wait, blocks are exchanged."""
+
+    def __init__(self, seed: int) -> None:
+        self._random = np.random.Generator(np.random.Philox(seed))
+        self._lengths: dict[int, list[int]] = {}  # of rows in use: num_computed, num_tokens and blocks
+        self._id = 0
+
+    def _chance(self, percent: int) -> bool:
+        return int(self._random.integers(100)) < percent
+
+    def next(self) -> pb.StepPlan:
+        self._id += 1
+        full = [row for row, (_, known, _) in self._lengths.items() if known == LIMITS.max_model_len]
+        released = full + [row for row in self._lengths if row not in full and self._chance(3)]
+        for row in released:
+            del self._lengths[row]
+        free = [row for row in range(LIMITS.num_rows) if row not in self._lengths]
+        admissions = [self._admission(row) for row in free if self._chance(30) or not self._lengths]
+        rows = [row for row in self._lengths if not self._chance(3)] or list(self._lengths)
+        if self._chance(3):
+            rows = self._random.permutation(rows).tolist()
+        num_tokens, samples, edits = [], [], []
+        for row in rows:
+            computed, known, blocks = self._lengths[row]
+            part = known - computed - (known - computed > 1 and self._chance(30))
+            needed = -(-(computed + part) // LIMITS.block_size)
+            edits += [(row, index) for index in range(blocks, needed)]
+            if self._chance(3):
+                edits.append((row, int(self._random.integers(blocks))))
+            sample = int(computed + part == known)
+            num_tokens.append(part)
+            samples.append(sample)
+            self._lengths[row] = [computed + part, known + sample, max(blocks, needed)]
+        table_edits = pb.TableEdits(
+            rows=[row for row, _ in edits],
+            indices=[index for _, index in edits],
+            blocks=self._random.integers(LIMITS.num_device_blocks, size=len(edits)),
+        )
+        return step(
+            self._id,
+            rows,
+            num_tokens,
+            samples,
+            released_rows=released,
+            admissions=admissions,
+            table_edits=table_edits,
+        )
+
+    def _admission(self, row: int) -> pb.Admission:
+        length, spare = (int(number) for number in self._random.integers([1, 0], [7, 3]))
+        blocks = self._random.integers(LIMITS.num_device_blocks, size=-(-length // LIMITS.block_size) + spare)
+        self._lengths[row] = [0, length, min(len(blocks), LIMITS.max_blocks)]
+        return admission(
+            row,
+            self._random.integers(LIMITS.logits_width, size=length),
+            blocks[: LIMITS.max_blocks],
+            output_index=self._random.integers(5),
+            seed=self._random.integers(100),
+            temperature=self._random.random(),
+        )
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_what_is_carried_from_step_to_step_is_what_the_rows_say(seed: int) -> None:
+    carrying, forgetting = SequenceTable(LIMITS), SequenceTable(LIMITS)
+    plans, carried = Plans(seed), 0
+    for number in range(300):
+        plan = read(plans.next())
+        for table in (carrying, forgetting):
+            table.apply(plan)
+        carried += carrying.decoding is not None
+        assert inputs(carrying, plan) == inputs(forgetting, plan)
+        tokens = np.arange(number, number + int(plan.max_samples.sum()), dtype=np.int32) % LIMITS.logits_width
+        for table in (carrying, forgetting):
+            table.commit(plan, tokens)
+        forgetting.decoding = None
+        for name in ("token_ids", "num_tokens", "num_computed", "num_blocks", "block_tables"):
+            assert getattr(carrying, name).tolist() == getattr(forgetting, name).tolist(), name
+    assert 60 < carried < 240
+
+
+def test_a_batch_serves_again_while_the_same_rows_decode_in_the_same_blocks() -> None:
+    table = SequenceTable(LIMITS)
+    table.apply(
+        plan := read(step(0, [0, 1], [2, 1], admissions=[admission(0, [1, 2], [3, 4]), admission(1, [5], [6, 7])]))
+    )
+    batches = [build_input_batch(table, plan, LIMITS.block_size, HostIO())]
+    table.commit(plan, np.array([7, 8], np.int32))
+    for step_id in range(1, 5):
+        table.apply(plan := read(step(step_id, [0, 1])))
+        batches.append(build_input_batch(table, plan, LIMITS.block_size, HostIO()))
+        table.commit(plan, np.array([7, 8], np.int32))
+    # The prompts' step is one of its own; the fourth token begins a block, and takes another table.
+    assert [one is other for one, other in pairwise(batches)] == [False, True, False, True]
+
+
+def test_where_tensors_are_copies_each_step_has_its_own() -> None:
+    table, batches = SequenceTable(LIMITS), []
+    for step_id in range(2):
+        table.apply(plan := read(step(step_id, [0], admissions=[] if step_id else [admission(0, [1], [3])])))
+        batches.append(
+            build_input_batch(table, plan, LIMITS.block_size, StagedIO(torch.device("cpu"), page_locked=False))
+        )
+        table.commit(plan, np.array([7], np.int32))
+    assert [batch.token_ids.tolist() + batch.positions.tolist() for batch in batches] == [[1, 0], [7, 1]]
+
+
+DECODING_UNFIT = {
+    "beyond the blocks": (step(9, [0, 1]), "scheduled.num_tokens"),
+    "row released": (step(9, [0, 1], released_rows=[1]), "scheduled.rows"),
+    "more tokens": (step(9, [0, 1], [1, 2]), "scheduled.num_tokens"),
+}
+
+
+@pytest.mark.parametrize(("message", "column"), DECODING_UNFIT.values(), ids=DECODING_UNFIT)
+def test_rows_that_decode_are_held_to_the_same_rules(message: pb.StepPlan, column: str) -> None:
+    table = SequenceTable(LIMITS)
+    run(table, step(0, [0, 1], admissions=[admission(0, [1], [3]), admission(1, [1], [4, 5])]), 8, 9)
+    for step_id in range(1, 4):
+        run(table, step(step_id, [0, 1]), 8, 9)
+    with pytest.raises(PlanError) as caught:
+        table.apply(read(message))
+    assert caught.value.column == column
+
+
+def test_rows_that_decode_stop_at_the_whole_length() -> None:
+    table = SequenceTable(LIMITS)
+    run(table, step(0, [0], [10], admissions=[admission(0, range(10), range(4))]), 8)
+    for step_id in range(1, 6):
+        run(table, step(step_id, [0]), 8)
+    with pytest.raises(PlanError, match="max_model_len"):
+        table.apply(read(step(6, [0])))
 
 
 def ready() -> SequenceTable:
@@ -247,7 +392,7 @@ def test_a_grammar_on_a_worker_without_a_tokenizer_ends_its_row_alone() -> None:
     rows = [admission(0, [9], [8]), admission(2, [10], [7], grammar="start: /a/", eos_token_ids=[2])]
     plan = read(step(0, [0, 2], admissions=rows))
     table.apply(plan)
-    adjustments = table.adjustments(sampling_rows(plan))
+    adjustments = table.adjustments(plan)
     assert adjustments is not None
     logits = torch.zeros((2, LIMITS.logits_width))
     adjustments.apply(logits, HostIO())

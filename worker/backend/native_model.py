@@ -9,6 +9,7 @@ import torch
 from kernels.cpu.native_decoder import DecoderParts, LayerParts, NativeDecoder, PagedCaches
 from kernels.cpu.ops import CpuOps
 from kernels.cpu.packed_linear import PackedLinear
+from kernels.cpu.sampling import Sampling
 from worker.backend import native_sampler
 from worker.input_batch import InputBatch
 from worker.kv_cache import KVCache
@@ -27,6 +28,7 @@ class NativeModel:
         """The decoder was built over `ops`."""
         self._native = NativeDecoder(ops.library, _parts(decoder), num_threads=ops.num_threads)
         self._bound: tuple[KVCache, PagedCaches] | None = None
+        self._sampling: tuple[SamplingColumns, Sampling] | None = None
         self._logits = torch.empty((0, self._native.vocab_size))
         self._lm_head = _packed(decoder.lm_head)
         self.sample_logits = native_sampler.NativeSampler(ops)
@@ -54,7 +56,9 @@ class NativeModel:
                 self._logits = torch.empty((rows, self._native.vocab_size))
             logits = self._native.forward(batch, self._caches(kv_cache), out=self._logits[:rows])
             return self.sample_logits(logits, columns, change(logits))
-        sampling = native_sampler.describe(columns, self._native.vocab_size)
+        if self._sampling is None or self._sampling[0] is not columns:
+            self._sampling = columns, native_sampler.describe(columns, self._native.vocab_size)
+        sampling = self._sampling[1]
         self._native.sample(batch, self._caches(kv_cache), sampling)
         return native_sampler.outcome(sampling, columns)
 

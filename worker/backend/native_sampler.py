@@ -12,7 +12,7 @@ import torch
 from kernels.cpu.ops import CpuOps
 from kernels.cpu.sampling import Sampling
 from worker.sampler import NO_CHANGES, Changes, Sampled, SamplingColumns
-from worker.step import no_ints
+from worker.step import no_floats, no_ints
 
 
 class NativeSampler:
@@ -49,24 +49,22 @@ def describe(columns: SamplingColumns, width: int) -> Sampling:
 
 
 def outcome(sampling: Sampling, columns: SamplingColumns) -> Sampled:
-    """What the native library has filled in."""
-    finite = sampling.finite.astype(np.bool_)
-    asked = columns.num_logprobs[finite]
-    if not (asked >= 0).any():
-        nothing = np.empty(0, np.float32)
+    """What the native library has filled in, in memory of its own."""
+    finite, tokens = sampling.finite.astype(np.bool_), sampling.tokens.copy()
+    if not sampling.asks or not ((asked := columns.num_logprobs[finite]) >= 0).any():
         return Sampled(
             finite=finite,
-            tokens=sampling.tokens,
-            logprobs=nothing,
+            tokens=tokens,
+            logprobs=no_floats(),
             num_top=no_ints(),
             top_tokens=no_ints(),
-            top_logprobs=nothing,
+            top_logprobs=no_floats(),
         )
     num_top = np.maximum(columns.num_logprobs, 0)
     has_token = np.repeat(finite, num_top)
     return Sampled(
         finite=finite,
-        tokens=sampling.tokens,
+        tokens=tokens,
         logprobs=sampling.logprobs[finite],
         num_top=num_top[finite] if (asked > 0).any() else no_ints(),
         top_tokens=sampling.top_tokens[has_token],

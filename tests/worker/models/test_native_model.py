@@ -16,6 +16,7 @@ from tests.worker.models.paged import PagedModel
 from worker.backend.cpu_backend import CpuBackend
 from worker.backend.native_model import NativeModel
 from worker.backend.native_sampler import NativeSampler
+from worker.input_batch import InputBatch
 from worker.loader.checkpoint import Checkpoint
 from worker.loader.load import LoadedModel, load_model, open_checkpoint
 from worker.loader.resolve import resolve_model
@@ -120,6 +121,31 @@ def test_samples_what_its_logits_say(tiny: Checkpoint, instruction_set: str, mix
         actual = loaded.model.sample(some, paged.kv_cache, rows_columns)
         for name in Sampled.__slots__:
             assert getattr(actual, name).tolist() == getattr(expected, name).tolist(), name
+
+
+def test_a_batch_serves_again_with_other_values(tiny: Checkpoint) -> None:
+    loaded = load_model(tiny, CpuBackend(num_threads=2), torch.float32)
+    paged = PagedModel(loaded, CPU)
+    batch, rows = paged.batch({"it": SHORT}), columns(2, mixed=True)
+    batch = replace(batch, logits_indices=torch.tensor([0, 3]))
+
+    def sampled(batch: InputBatch, rows: SamplingColumns) -> list[list[object]]:
+        outcome = loaded.model.sample(batch, paged.kv_cache, rows)
+        return [getattr(outcome, name).tolist() for name in Sampled.__slots__]
+
+    first = loaded.model.sample(batch, paged.kv_cache, rows)
+    kept = first.tokens.tolist(), first.logprobs.tolist()
+    for step in range(1, 4):
+        batch.token_ids.copy_((batch.token_ids + step) % 256)
+        np.add(rows.output_index, 1, out=rows.output_index)
+        other = replace(rows, output_index=rows.output_index.copy())
+        assert sampled(batch, rows) == sampled(replace(batch, token_ids=batch.token_ids.clone()), other)
+        assert sampled(batch, rows) == sampled(batch, other)
+    assert (first.tokens.tolist(), first.logprobs.tolist()) == kept
+    sampled(batch, rows)
+    batch.slot_mapping[0] = -1
+    with pytest.raises(ValueError, match="a slot of slot_mapping"):
+        sampled(batch, rows)
 
 
 def test_a_row_that_is_not_finite_has_no_token(tiny: Checkpoint) -> None:
