@@ -9,7 +9,8 @@
 // levels. A tile of rows keeps its sums in registers down the slice; from one slice to the next of the same panels they
 // wait in y. So weights are read from memory once for all rows of a chunk, whose part of x stays in the second level.
 // While the tiles of a chunk multiply a slice they fetch the next: few rows are bound by memory, many by arithmetic,
-// and in between, where both take about as long, they run at the same time.
+// and in between, where both take about as long, they run at the same time. From about a whole tile of rows on memory
+// has time to spare, in which they fetch what a BackgroundFetch names.
 #pragma once
 
 #include "integer_tile.h"
@@ -27,13 +28,23 @@ class BlockedLinear {
 
 public:
     // scratch: what Product::prepare wrote.
-    BlockedLinear(const LinearArguments& arguments, const void* scratch)
-        : a(arguments), x(Product::activations(arguments, scratch)), steps(Product::steps(arguments.k)) {}
+    BlockedLinear(const LinearArguments& arguments, const void* scratch, BackgroundFetch* background = nullptr)
+        : a(arguments),
+          x(Product::activations(arguments, scratch)),
+          steps(Product::steps(arguments.k)),
+          background(background) {}
 
     // Chunks of rows whose activations, a slice deep, leave the weights room in the second cache level.
     static std::int64_t chunks(std::int64_t k, std::int64_t rows) {
         constexpr std::int64_t kBytes = 192 * 1024;
         return parts(rows * depth(Product::steps(k)) * static_cast<std::int64_t>(sizeof(X)), kBytes);
+    }
+
+    // Of the whole layer, in which its tiles fetch in the background.
+    static std::int64_t bursts(const LinearArguments& a) {
+        if (a.rows < Product::kTileRows || !Product::kSparesMemory) return 0;
+        return parts(a.rows, Product::kTileRows) * parts(a.panels(), Product::panels(Product::kTileRows)) *
+               (Product::steps(a.k) / LinearTile<Product>::kBurst);
     }
 
     // Rows [row, row_end) through panels [panel, panel_end).
@@ -81,6 +92,7 @@ private:
     const LinearArguments& a;
     const Activations<X> x;
     const std::int64_t steps;
+    BackgroundFetch* const background;  // nullptr: of nothing
 
     // Rows and steps that are multiplied, panel after panel.
     struct Slices {
@@ -167,6 +179,7 @@ private:
                 const std::int64_t row = s.row + first;
                 tile.x = x.rows + row * x.stride + Product::x_offset(s.step);
                 tile.y = a.y + row * a.y_stride + column;
+                if (background != nullptr) tile.background = background->take(s.steps / tile.kBurst);
                 if (column + PANELS * kPanel <= a.n) {
                     TileKernel<P>::template run<kRows, PANELS>(tile);
                 } else {

@@ -4,6 +4,9 @@
 // threads meet after each phase of a layer; elementwise work joins the phase before or after it where the rows that a
 // thread holds are all it needs. What follows the last layer's attention is computed for the wanted rows only. Where
 // every row takes its most likely token, logits live no longer than the few columns that a thread has just computed.
+// Attention is bound by memory and the linear layers of many rows by arithmetic: while these compute, threads fetch
+// what the next attention will read of the cache. It waits in the second cache level or in the third, which threads
+// share: it does not matter which of them fetched it.
 //
 // Memory: buffers for the step's tokens grow to the largest step seen and are kept, per calling thread.
 #include "decoder_step.h"
@@ -33,6 +36,9 @@ enum Status {
 
 // Columns of the activation that a thread takes at a time: a step of one token still has work for several.
 constexpr std::int64_t kActivationColumns = 256;
+
+// Of a layer's cache that is fetched ahead of attention: what the third level still holds beside the weights that pass.
+constexpr std::int64_t kMostBytesAhead = 12 << 20;
 
 // Panels of the vocabulary projection that a thread takes at a time.
 std::int64_t panels_per_piece(std::int64_t rows) { return (rows <= 8 ? 256 : rows <= 64 ? 128 : 64) / kPanel; }
@@ -100,6 +106,7 @@ public:
         Arena arena(memory);
         lay_out(arena);
         if (tasks.make(attention_of(0), task_scratch) != kAttentionOk) return kMemory;
+        find_cached();
 
         Team team;
         parallel(max_threads, [&](std::int64_t thread, std::int64_t count) { forward(Member(team, thread, count)); });
@@ -113,6 +120,8 @@ private:
     const float eps;
     Buffers b{};
     AttentionTasks tasks{};
+    std::int32_t cached[1024];  // blocks that attention reads, the first tasks' first
+    std::int64_t num_cached = 0;
     std::atomic<bool> out_of_memory{false};
 
     // Everything that depends on values, before anything is written.
@@ -151,6 +160,40 @@ private:
         b.bests_stride = (a.num_logits + 7) / 8 * 8;  // threads write to cache lines of their own
         const std::int64_t bests = max_threads * b.bests_stride;
         b.bests = static_cast<Best*>(arena.take(static_cast<std::size_t>(bests) * sizeof(Best)));
+    }
+
+    // Bytes of all heads' keys, or values, in a block.
+    std::int64_t block_bytes() const { return m.kv_heads * a.block_size * m.head_dim * (a.bfloat16 != 0 ? 2 : 4); }
+
+    // As far as they are of steps before this one.
+    void find_cached() {
+        constexpr std::int64_t kSize = sizeof(cached) / sizeof(*cached);
+        const std::int64_t fit = kMostBytesAhead / (2 * block_bytes()), most = fit < kSize ? fit : kSize;
+        for (std::int64_t s = 0; s < a.num_seqs; ++s) {
+            const std::int64_t queries = a.query_start_loc[s + 1] - a.query_start_loc[s];
+            if (queries == 0) continue;
+            const std::int64_t keys = a.seq_lens[s] - queries, unseen = m.window == 0 ? 0 : keys + 1 - m.window;
+            const std::int32_t* table = a.block_tables + s * a.table_stride;
+            for (std::int64_t i = unseen > 0 ? unseen / a.block_size : 0; i * a.block_size < keys; ++i) {
+                if (num_cached == most) return;
+                // Of a prefix that neighbours share, one is enough.
+                if (s == 0 || table[i] != table[i - a.table_stride]) cached[num_cached++] = table[i];
+            }
+        }
+    }
+
+    // The thread's part of what a layer's attention will read, fetched during these linear layers before it.
+    BackgroundFetch ahead_of(const Member& member, std::int64_t layer,
+                             std::initializer_list<const LinearWeights*> before) const {
+        std::int64_t bursts = 0;
+        for (const LinearWeights* weights : before)
+            bursts += linear_bursts(arguments_of(*weights, b.x, b.x, a.tokens));
+        BackgroundFetch fetch;
+        member.share(num_cached, [&](std::int64_t begin, std::int64_t end) {
+            fetch = BackgroundFetch(a.caches[layer].keys, a.caches[layer].values, block_bytes(), cached + begin,
+                                    end - begin, bursts / member.threads());
+        });
+        return fetch;
     }
 
     static LinearArguments arguments_of(const LinearWeights& weights, Rows x, Rows y, std::int64_t rows) {
@@ -219,12 +262,16 @@ private:
 
     void forward(Member member) {
         embed(member);
+        BackgroundFetch ahead = ahead_of(member, 0, {&m.layers[0].qkv});
         for (std::int64_t layer = 0; layer + 1 < m.num_layers; ++layer) {
-            attend(member, layer);
-            finish(member, m.layers[layer], b.attended, b.residual, a.tokens, m.layers[layer + 1].input_norm);
+            const LayerWeights &now = m.layers[layer], &next = m.layers[layer + 1];
+            attend(member, layer, ahead);
+            ahead = ahead_of(member, layer + 1, {&now.output, &now.gate_up, &now.down, &next.qkv});
+            finish(member, now, b.attended, b.residual, a.tokens, next.input_norm, ahead);
         }
         const std::int64_t last = m.num_layers - 1, rows = a.num_logits;
-        attend(member, last);
+        attend(member, last, ahead);
+        ahead = {};
         if (rows > 0) {
             member.share(rows, [&](std::int64_t begin, std::int64_t end) {
                 for (std::int64_t row = begin; row < end; ++row) {
@@ -233,7 +280,7 @@ private:
                 }
             });
             member.meet();
-            finish(member, m.layers[last], b.wanted_attended, b.wanted_residual, rows, m.final_norm);
+            finish(member, m.layers[last], b.wanted_attended, b.wanted_residual, rows, m.final_norm, ahead);
             if (a.hidden == nullptr)
                 project(member, rows);
             else
@@ -267,9 +314,9 @@ private:
     }
 
     // x, normalised -> attended, of all tokens; writes the layer's keys and values.
-    void attend(Member& member, std::int64_t index) {
+    void attend(Member& member, std::int64_t index, BackgroundFetch& ahead) {
         const LayerWeights& layer = m.layers[index];
-        linear(member, layer.qkv, b.x, b.qkv, a.tokens);
+        linear(member, layer.qkv, b.x, b.qkv, a.tokens, ahead);
         member.meet();
         const RopeAndCacheArguments rope = rope_of(index);
         member.share(a.tokens, [&](std::int64_t begin, std::int64_t end) {
@@ -298,14 +345,14 @@ private:
 
     // The rest of a layer: attended -> x, normalised for what comes next; residual is brought up to date.
     void finish(Member& member, const LayerWeights& layer, Rows attended, Rows residual, std::int64_t rows,
-                const float* next_norm) {
-        linear(member, layer.output, attended, b.x, rows);
+                const float* next_norm, BackgroundFetch& ahead) {
+        linear(member, layer.output, attended, b.x, rows, ahead);
         member.meet();
         add_norm(member, residual, rows, layer.post_attention_norm);
-        linear(member, layer.gate_up, b.x, b.gate_up, rows);
+        linear(member, layer.gate_up, b.x, b.gate_up, rows, ahead);
         member.meet();
         activate(member, layer.down.k, rows);
-        linear(member, layer.down, b.activated, b.x, rows);
+        linear(member, layer.down, b.activated, b.x, rows, ahead);
         member.meet();
         add_norm(member, residual, rows, next_norm);
     }
@@ -338,12 +385,13 @@ private:
     }
 
     // x is complete and met for; y is complete once the threads have met.
-    void linear(Member& member, const LinearWeights& weights, Rows x, Rows y, std::int64_t rows) {
+    void linear(Member& member, const LinearWeights& weights, Rows x, Rows y, std::int64_t rows,
+                BackgroundFetch& ahead) {
         const LinearArguments linear = arguments_of(weights, x, y, rows);
         prepare(member, linear);
         const LinearPieces pieces = linear_pieces(linear, member.threads());
         member.share_pieces(pieces.count(), 1, [&](std::int64_t piece, std::int64_t) {
-            linear_piece(linear, b.prepared, pieces, piece);
+            linear_piece(linear, b.prepared, pieces, piece, &ahead);
         });
     }
 

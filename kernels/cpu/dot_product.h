@@ -46,6 +46,7 @@ struct DotProduct : PlainProduct<DotProduct<T>, T> {
     static constexpr int panels(int rows) { return rows <= 2 ? 4 : rows <= 6 ? 2 : 1; }
 
     static constexpr bool fetches(std::int64_t) { return true; }
+    static constexpr bool kSparesMemory = true;  // time of it, where there are many rows, for a BackgroundFetch
 
     static void load(const BFloat16* weights, __m512bh (&columns)[kPanelVecs]) {
 #pragma GCC unroll 2

@@ -34,6 +34,7 @@ struct FmaProduct : PlainProduct<FmaProduct<T>, T> {
 
     // One to three rows of float32 are bound by memory alone, and the processor's own prefetching does best.
     static constexpr bool fetches(std::int64_t rows) { return rows > 3 || sizeof(T) < sizeof(float); }
+    static constexpr bool kSparesMemory = kTileRows == 12;  // smaller tiles lose more by it than attention gains
 
     static void load(const float* weights, Vec (&columns)[kPanelVecs]) {
 #pragma GCC unroll 2

@@ -59,6 +59,7 @@ struct IntegerProduct {
     static constexpr int panels(int rows) { return rows == 1 ? 4 : rows == 2 ? 2 : 1; }
 #endif
     static constexpr bool fetches(std::int64_t) { return true; }
+    static constexpr bool kSparesMemory = false;
 
     static constexpr bool kScaled = true;
     static constexpr std::int64_t kPanelHeader = kPanel * sizeof(float);

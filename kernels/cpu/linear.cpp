@@ -80,9 +80,9 @@ void linear_prepare(const LinearArguments& a, void* scratch, std::int64_t begin,
 }
 
 void linear_block(const LinearArguments& a, const void* scratch, std::int64_t row, std::int64_t row_end,
-                  std::int64_t panel, std::int64_t panel_end) {
+                  std::int64_t panel, std::int64_t panel_end, BackgroundFetch* background) {
     with_product(a.weight_type, [&](auto product) {
-        BlockedLinear<decltype(product)>(a, scratch).block(row, row_end, panel, panel_end);
+        BlockedLinear<decltype(product)>(a, scratch, background).block(row, row_end, panel, panel_end);
     });
 }
 
@@ -102,10 +102,18 @@ LinearPieces linear_pieces(const LinearArguments& a, std::int64_t num_threads) {
     return pieces;
 }
 
-void linear_piece(const LinearArguments& a, const void* scratch, LinearPieces pieces, std::int64_t piece) {
+std::int64_t linear_bursts(const LinearArguments& a) {
+    std::int64_t bursts = 0;
+    with_product(a.weight_type, [&](auto product) { bursts = BlockedLinear<decltype(product)>::bursts(a); });
+    return bursts;
+}
+
+void linear_piece(const LinearArguments& a, const void* scratch, LinearPieces pieces, std::int64_t piece,
+                  BackgroundFetch* background) {
     const std::int64_t row = piece / pieces.panel_parts, panel = piece % pieces.panel_parts;
     linear_block(a, scratch, a.rows * row / pieces.row_parts, a.rows * (row + 1) / pieces.row_parts,
-                 a.panels() * panel / pieces.panel_parts, a.panels() * (panel + 1) / pieces.panel_parts);
+                 a.panels() * panel / pieces.panel_parts, a.panels() * (panel + 1) / pieces.panel_parts,
+                 background);
 }
 
 }  // namespace octavo::OCTAVO_ISA
@@ -163,7 +171,7 @@ OCTAVO_EXPORT(linear, LinearArguments) {
     const std::int64_t threads = a.n * a.k <= kSerialElements ? 1 : a.num_threads;
     const LinearPieces pieces = linear_pieces(a, threads);
     parallel_ranges(pieces.count(), threads, [&](std::int64_t begin, std::int64_t end) {
-        for (std::int64_t piece = begin; piece < end; ++piece) linear_piece(a, prepared, pieces, piece);
+        for (std::int64_t piece = begin; piece < end; ++piece) linear_piece(a, prepared, pieces, piece, nullptr);
     });
     return 0;
 }

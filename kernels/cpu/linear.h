@@ -3,6 +3,7 @@
 
 #include <type_traits>
 
+#include "background_fetch.h"
 #include "simd.h"
 
 namespace octavo::OCTAVO_ISA {
@@ -87,9 +88,12 @@ std::size_t linear_scratch_bytes(const LinearArguments& a);
 // Brings rows [begin, end) of x into the form that the kernel multiplies; `scratch` is aligned to 64 bytes.
 void linear_prepare(const LinearArguments& a, void* scratch, std::int64_t begin, std::int64_t end);
 
-// y of rows [row, row_end), columns of panels [panel, panel_end).
+// y of rows [row, row_end), columns of panels [panel, panel_end). Meanwhile the thread fetches from `background`.
 void linear_block(const LinearArguments& a, const void* scratch, std::int64_t row, std::int64_t row_end,
-                  std::int64_t panel, std::int64_t panel_end);
+                  std::int64_t panel, std::int64_t panel_end, BackgroundFetch* background = nullptr);
+
+// The bursts that `background` gets from all threads together; 0 where memory has no time to spare.
+std::int64_t linear_bursts(const LinearArguments& a);
 
 // The second phase cut into blocks for threads to share: small enough to balance, large enough to pay. Neighbours share
 // their rows, so that a thread does best to take them in order.
@@ -101,6 +105,7 @@ struct LinearPieces {
 LinearPieces linear_pieces(const LinearArguments& a, std::int64_t num_threads);
 
 // linear_block of one piece.
-void linear_piece(const LinearArguments& a, const void* scratch, LinearPieces pieces, std::int64_t piece);
+void linear_piece(const LinearArguments& a, const void* scratch, LinearPieces pieces, std::int64_t piece,
+                  BackgroundFetch* background);
 
 }  // namespace octavo::OCTAVO_ISA

@@ -1,6 +1,7 @@
 // The inner loop of the linear layer: a tile of rows times some panels, its sums in registers, down a slice of k.
 #pragma once
 
+#include "background_fetch.h"
 #include "linear.h"
 
 namespace octavo::OCTAVO_ISA {
@@ -27,6 +28,7 @@ struct LinearTile {
     const char* fetch;
     std::int64_t fetch_stride, fetch_bytes;
     static constexpr std::int64_t kBurst = 8;
+    BackgroundFetch::Part background;  // and of what else
 };
 
 // Of the tile's vector c of columns.
@@ -95,11 +97,20 @@ __attribute__((noinline)) void multiply_tile(const LinearTile<Product>& t) {
     const char* fetch = t.fetch;
     const std::int64_t fetch_bytes = t.fetch_bytes, fetch_stride = t.fetch_stride;
     std::int64_t fetched = 0, due = 0;
+    // Where there are rows for a whole tile, no tile has fewer than half as many.
+    constexpr bool kInBackground = Product::kSparesMemory && 2 * ROWS >= Product::kTileRows;
+    std::int64_t in_background = 0, background_due = 0;
     std::int64_t left = t.steps;
     for (; left >= t.kBurst; left -= t.kBurst) {
         for (due += fetch_bytes; fetched < due; fetched += 64)
 #pragma GCC unroll 4
             for (int p = 0; p < PANELS; ++p) __builtin_prefetch(fetch + p * fetch_stride + fetched, 0, 2);
+        // Read from the tile each time: it is not worth registers.
+        if constexpr (kInBackground)
+            for (background_due += t.background.bytes; in_background < background_due; in_background += 64) {
+                __builtin_prefetch(t.background.keys + in_background, 0, 2);
+                __builtin_prefetch(t.background.values + in_background, 0, 2);
+            }
 #pragma GCC unroll 8
         for (int i = 0; i < t.kBurst; ++i) step();
     }
